@@ -12,7 +12,7 @@ import pytest
 from asyncdata import DataLoader, PromptTokenizeFn, demo
 from asyncdata.cli.commands import demo as command
 from asyncdata.cli.commands.demo import compare
-from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
+from asyncdata.demo import tokenizer_folder, write_docstring_prompts
 from asyncdata.errors import ConfigError, SourceError
 from asyncdata.telemetry.reader import read
 from tests.support.commands import asyncdata_process
@@ -38,33 +38,6 @@ def test_the_prompts_are_questions_whose_answer_is_the_label(prompts):
     assert found["metadata"]["line"] > 1000
     assert found["input"].startswith("Which class of Python's standard library is described here? Answer with its")
     assert "Object for parsing command line strings into Python objects." in found["input"]
-
-
-@pytest.mark.thorough
-def test_the_same_python_writes_the_same_thousands_of_prompts(prompts, tmp_path):
-    assert write_docstring_prompts(tmp_path / "again.jsonl", num_rows=5000) == 5000
-    again = (tmp_path / "again.jsonl").read_bytes()
-    assert again.splitlines()[:100] == prompts.read_bytes().splitlines()[:100]
-
-
-def test_a_library_of_odd_files_has_the_docstrings_that_can_be_read(tmp_path, monkeypatch):
-    odd = {
-        "broken.py": b"def (:",
-        "latin.py": b'"""caf\xe9"""',
-        "lone.py": b'"""a lone \\ud800 surrogate"""',
-        "old.py": b'"""An escape of old: \\d"""',
-        "package/__init__.py": b'class A:\n    async def b(self):\n        """In A."""',
-        "site-packages/other.py": b'"""Not of the library."""',
-    }
-    for name, text in odd.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(text)
-    change(monkeypatch, library_of_the_demo=lambda: tmp_path)
-
-    assert [(row["label"], row["metadata"]) for row in docstring_prompts()] == [
-        ("old", {"kind": "module", "module": "old", "line": 1}),
-        ("package.A.b", {"kind": "function", "module": "package", "line": 2}),
-    ]
 
 
 def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
@@ -109,15 +82,12 @@ WHOLE = delivered(*range(7))
 @pytest.mark.parametrize(
     ("resumed", "first_difference"),
     [
-        pytest.param(delivered(4, 5, 6), 3, id="lost"),
-        pytest.param(delivered(3, 5, 4, 6), 4, id="out of order"),
-        pytest.param(delivered(3, 4, 4, 5, 6), 5, id="repeated"),
-        pytest.param(delivered(3, 4, 5), 6, id="cut off"),
+        pytest.param(delivered(4, 5, 6), 3, id="lost"), pytest.param(delivered(3, 5, 4, 6), 4, id="out of order"),
+        pytest.param(delivered(3, 4, 4, 5, 6), 5, id="repeated"), pytest.param(delivered(3, 4, 5), 6, id="cut off"),
         pytest.param(delivered(3, 4, 5, 6, 7), 7, id="too much"),
-        pytest.param(delivered(3, 4, 5, 6, seed=9), 3, id="other tokens"),
-        pytest.param([], 3, id="nothing at all"),
+        pytest.param(delivered(3, 4, 5, 6, seed=9), 3, id="other tokens"), pytest.param([], 3, id="nothing at all"),
     ],
-)
+)  # fmt: skip
 def test_a_resumed_run_that_differs_is_found(resumed, first_difference):
     outcome = compare(delivered(0, 1, 2), resumed, WHOLE)
     assert not outcome.is_identical

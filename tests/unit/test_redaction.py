@@ -20,20 +20,13 @@ SHOWING = [
     f"GET https://s3.example/b/a.jsonl?X-Amz-Date=1&X-Amz-Signature={SECRET}&x=1 gave 403",
     f"https://s3.example/a?X-Amz-Credential={SECRET}%2Fus-east-1&X-Amz-Security-Token={SECRET}",
     f"https://storage.example/a?X-Goog-Signature={SECRET}&GoogleAccessId=x",
-    f"https://blob.example/a?sv=2024&sig={SECRET}&se=1",
-    f"https://host/a?token={SECRET}",
-    f"https://host/a?access_token={SECRET}#x",
-    f"AWSAccessKeyId={SECRET}&Signature={SECRET}",
-    f"{{'Authorization': 'Bearer {SECRET}'}}",
-    f'{{"authorization": "Basic {SECRET}"}}',
-    f"Authorization: {SECRET}",
+    f"https://blob.example/a?sv=2024&sig={SECRET}&se=1", f"https://host/a?token={SECRET}",
+    f"https://host/a?access_token={SECRET}#x", f"AWSAccessKeyId={SECRET}&Signature={SECRET}",
+    f"{{'Authorization': 'Bearer {SECRET}'}}", f'{{"authorization": "Basic {SECRET}"}}', f"Authorization: {SECRET}",
     f"authorization: AWS4-HMAC-SHA256 Credential={SECRET}/us, SignedHeaders=host, Signature={SECRET}",
-    f"curl -H 'bearer {SECRET}'",
-    f"https://me:{SECRET}@host/path",
-    f"https://{SECRET}@host/path",
-    f"api_key={SECRET} api-key={SECRET} password={SECRET}",
-    f"the token is hf_{SECRET}0123456789",
-]
+    f"curl -H 'bearer {SECRET}'", f"https://me:{SECRET}@host/path", f"https://{SECRET}@host/path",
+    f"api_key={SECRET} api-key={SECRET} password={SECRET}", f"the token is hf_{SECRET}0123456789",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", SHOWING)
@@ -87,15 +80,10 @@ def test_a_traceback_of_a_source_that_raised_does_not_show_it():
 
 PRIVATE = "PRIVATE"
 ROWS = [
-    b'{"input": "PRIVATE", "label"',
-    b'{"PRIVATE": 1, "label": 1}',
-    b'{"input": ["PRIVATE"], "label": 1}',
-    b'"PRIVATE"',
-    b'{"input": "PRIVATE \\ud800", "label": 1}',
-    b'{"input": "PRIVATE"}{"PRIVATE": 1}',
-    b'{"input": "PRIVATE\xff"}',
+    b'{"input": "PRIVATE", "label"', b'{"PRIVATE": 1, "label": 1}', b'{"input": ["PRIVATE"], "label": 1}', b'"PRIVATE"',
+    b'{"input": "PRIVATE \\ud800", "label": 1}', b'{"input": "PRIVATE"}{"PRIVATE": 1}', b'{"input": "PRIVATE\xff"}',
     b'{"input": "PRIVATE", "label": ' + b"9" * 5000 + b"}",
-]
+]  # fmt: skip
 
 
 def repeats_the_row(row: dict[str, Any]) -> list[int]:

@@ -143,21 +143,6 @@ def test_by_cost_ranks_that_wait_at_each_micro_batch_wait_for_little(sigma, budg
     assert 8 * slowest / work - 1 < 0.03
 
 
-@given(rows.filter(bool), ranks)
-def test_ranks_differ_by_no_more_than_the_longest_row(lengths, num_ranks):
-    found = balance(lengths, num_ranks, sum(lengths), allow_empty=True)
-    sums = [sum(lengths[row] for batch in batches for row in batch) for batches in found]
-    assert max(sums) - min(sums) <= max(lengths)
-
-
-def test_ragged_rollouts_are_dealt_evenly_and_fill_the_micro_batches():
-    lengths = np.random.default_rng(1).lognormal(7.8, 0.8, 1024).clip(50, 16_384).astype(int)
-    found = balance(lengths, 8, 32_768)
-    sums = [sum(lengths[row] for batch in batches for row in batch) for batches in found]
-    assert max(sums) - min(sums) < 0.001 * sum(sums) / 8
-    assert len(found[0]) == -(-sum(sums) // (8 * 32_768))
-
-
 def test_rows_are_samples_or_whatever_has_tokens_alone_or_in_groups():
     samples = [Sample(tokens=np.zeros(length, np.int32)) for length in (5, 3, 4, 4)]
     others = [SimpleNamespace(tokens=[0] * len(sample.tokens)) for sample in samples]

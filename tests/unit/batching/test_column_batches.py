@@ -17,7 +17,6 @@ AT_TOKENS = Column("at_tokens", "int64", shape=(2,), pad=-7)
 AT_LABELS = Column("at_labels", "int64", pad=-9, follows="labels")
 OF_SAMPLES = Column("of_samples", "float32", "sample", pad=0.5)
 ITEMS = Column("items", "int16", "item", (3,))
-COLUMNS = (AT_TOKENS, AT_LABELS, OF_SAMPLES, ITEMS)
 PAD, IGNORE = 0, -100
 
 

@@ -52,12 +52,9 @@ def test_the_order_is_the_same_for_ever(method):
 
 @in_ci(max_examples=40)
 @given(
-    st.lists(st.integers(0, 50) | st.floats(0, 1e12), max_size=80),
-    st.integers(1, 9),
-    st.integers(1, 4),
-    st.sampled_from(METHODS),
-    st.integers(0, 5),
-)
+    st.lists(st.integers(0, 50) | st.floats(0, 1e12), max_size=80), st.integers(1, 9), st.integers(1, 4),
+    st.sampled_from(METHODS), st.integers(0, 5),
+)  # fmt: skip
 def test_every_pack_comes_once_beside_its_neighbours_in_cost_and_what_is_left_over_last(
     values, world_size, accumulation, method, seed
 ):
@@ -83,19 +80,6 @@ def test_differencing_balances_sums_better_than_leaving_groups_sorted_and_no_wor
     for method in OURS:  # and no rank has always more to do; with XTuner's order the first one has
         ranks = steps[method].sum(axis=(0, 1))
         assert ranks.max() / ranks.min() < 1.03
-
-
-def test_windows_grow_from_one_step_so_that_the_first_does_not_wait():
-    grouping = LengthGrouping(window=64)
-    assert [grouping.steps_of_window(number) for number in range(5)] == [1, 4, 16, 64, 64]
-    assert [grouping.steps_of_window(number, 8) for number in (0, 1, 2, 10**9)] == [1, 4, 8, 8]
-    assert LengthGrouping(window=2).steps_of_window(9, accumulation=4) == 1
-    assert LengthGrouping(method="xtuner").steps_of_window(0) is None, "its window is the epoch"
-
-
-def test_the_cost_of_a_pack_is_linear_in_tokens_and_quadratic_in_documents():
-    assert LengthGrouping(linear=10, quadratic=2).cost([3, 4]) == 10 * 7 + 2 * 25
-    assert LengthGrouping().cost([32768]) > 2 * LengthGrouping().cost([100] * 327)
 
 
 @pytest.mark.parametrize(

@@ -202,13 +202,6 @@ class TestWhatSaveCannotDo:
         refused_save(tmp_path / "s", "reads back otherwise")
         assert (load(tmp_path / "s"), names(tmp_path)) == (LEAST, ["s"])
 
-    def test_writes_and_reads_that_come_in_pieces_are_put_together(self, tmp_path, monkeypatch):
-        write, pread = os.write, os.pread
-        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:100]))
-        monkeypatch.setattr(os, "pread", lambda fd, n, offset: pread(fd, min(n, 77), offset))
-        save(tmp_path / "s", FULL)
-        assert load(tmp_path / "s") == FULL
-
     def test_without_hard_links_the_message_says_where_the_previous_one_is(self, tmp_path, monkeypatch):
         save(tmp_path / "s", LEAST)
         replace = os.replace
@@ -219,17 +212,6 @@ class TestWhatSaveCannotDo:
         assert refusal(tmp_path / "s").endswith("s.1 is valid: restore it instead")
         save(tmp_path / "s", FULL)
         assert (load(tmp_path / "s"), load(tmp_path / "s.1"), names(tmp_path)) == (FULL, LEAST, ["s", "s.1"])
-
-    def test_a_save_that_failed_at_the_last_moment_costs_no_older_one(self, tmp_path, monkeypatch):
-        for number in range(2):
-            save(tmp_path / "s", Snapshot(position=(number, 0, 0)))
-        replace = os.replace
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", lambda a, b: fail(errno.EIO)() if b.endswith("/s") else replace(a, b))
-            for _ in range(3):
-                refused_save(tmp_path / "s", "AD601")
-        save(tmp_path / "s", Snapshot(position=(2, 0, 0)))
-        assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == [2, 1, 0]
 
     def test_a_file_in_the_way_is_not_written_through(self, tmp_path, monkeypatch):
         monkeypatch.setattr(secrets, "token_hex", lambda _: "0123abcd")

@@ -122,23 +122,6 @@ def fds(path: str) -> Iterator[list[int]]:
         os.close(fd)
 
 
-def test_the_lock_of_a_block_ends_with_it(path, fds):
-    with locked(path) as is_free:
-        assert is_free
-        assert not lock(fds[0])
-    assert lock(fds[0])
-    with locked(path) as is_free:
-        assert not is_free
-
-
-def test_a_folder_can_be_locked_and_a_link_is_not_followed(tmp_path):
-    with locked(str(tmp_path)) as is_free:
-        assert is_free
-    (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(OSError, match=r"symbolic|levels"), locked(str(tmp_path / "link")):
-        pass
-
-
 def test_a_file_system_without_locks_is_an_error_and_never_free(path, fds, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(95, "Operation not supported")))
     with pytest.raises(OSError, match="not supported"):

@@ -31,14 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOKENIZED = Tokenized(
-    tokens=b"1234",
-    token_ends=b"\x01\x00\x00\x00",
-    kept=b"",
-    columns={"label": Column(b'"\xc3\xbc"', b"\x04\x00\x00\x00")},
-    drops={"too long": b"\x02\x00\x00\x00"},
-    errors=[RowError(1, "AD101", "why", "excerpt", "trace"), RowError(2, "AD102", "why")],
-    busy_s=0.25,
-)
+    tokens=b"1234", token_ends=b"\x01\x00\x00\x00", kept=b"",
+    columns={"label": Column(b'"\xc3\xbc"', b"\x04\x00\x00\x00")}, drops={"too long": b"\x02\x00\x00\x00"},
+    errors=[RowError(1, "AD101", "why", "excerpt", "trace"), RowError(2, "AD102", "why")], busy_s=0.25,
+)  # fmt: skip
 
 
 def test_the_samples_of_a_reply_are_sent_from_where_they_lie():

@@ -202,13 +202,10 @@ json_values = st.recursive(
 
 
 @given(
-    tokens=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9),
-    label=json_values,
-    extra=st.dictionaries(st.text(max_size=5), json_values, max_size=3),
-    status=st.sampled_from(Status),
-    position=st.none() | st.just(PLACE),
-    reward=st.none() | st.floats(allow_nan=False),
-)
+    tokens=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9), label=json_values,
+    extra=st.dictionaries(st.text(max_size=5), json_values, max_size=3), status=st.sampled_from(Status),
+    position=st.none() | st.just(PLACE), reward=st.none() | st.floats(allow_nan=False),
+)  # fmt: skip
 def test_a_sample_comes_back_from_its_dict(tokens, label, extra, status, position, reward):
     fields = {"label": label, "extra": extra, "status": status, "position": position, "reward": reward}
     sample = Sample(tokens=np.array(tokens, np.int32), index=3, group_index=1, source=LOCATION, **fields)

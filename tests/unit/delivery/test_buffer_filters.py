@@ -118,14 +118,10 @@ by_staleness = st.builds(ByStaleness, order=st.sampled_from(["freshest_first", "
     too_stale=places,
 )
 by_reward = st.builds(
-    ByReward,
-    statistic=st.sampled_from(["mean", "std"]),
-    order=st.sampled_from(["highest_first", "lowest_first", None]),
-    above=st.floats(-2, 0.5),
-    below=st.floats(1, 4),
-    outside=places,
-    missing=places,
-)
+    ByReward, statistic=st.sampled_from(["mean", "std"]),
+    order=st.sampled_from(["highest_first", "lowest_first", None]), above=st.floats(-2, 0.5), below=st.floats(1, 4),
+    outside=places, missing=places,
+)  # fmt: skip
 by_metadata = st.builds(
     ByMetadata, st.just("priority"), order=st.sampled_from(["ascending", "descending"]), missing=places
 )

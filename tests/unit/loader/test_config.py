@@ -67,11 +67,6 @@ def test_the_constructor_of_a_loader_takes_what_a_field_takes(field):
         assert taken == kinds(field.type)
 
 
-def test_what_is_read_ahead_is_counted_for_all_ranks():
-    assert LoaderConfig(buffer_size=10, dp_size=4).capacity == 40
-    assert LoaderConfig(buffer_size=10, ranks=Ranks(world_size=3)).capacity == 30
-
-
 NUMPYS = Ranks(rank=np.int64(1), world_size=np.int32(2))
 TAKEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "none at all": ({}, {}),
@@ -188,13 +183,6 @@ WRONG_KNOBS: dict[str, list[Any]] = {
 def test_a_wrong_value_is_refused_and_its_knob_named(name):
     for value in WRONG_KNOBS[name]:
         assert refusal(**{name: value}).startswith(f"{name}=") or f"`{name}`" in refusal(**{name: value})
-
-
-def test_a_config_is_a_value_that_cannot_be_changed():
-    with pytest.raises(AttributeError):
-        LoaderConfig().seed = 1
-    with pytest.raises(msgspec.ValidationError, match="unknown field"):
-        msgspec.convert({"x": 1}, LoaderConfig)
 
 
 @pytest.mark.parametrize("value", [float("inf"), 1e300, 10**400, np.float64("inf")])

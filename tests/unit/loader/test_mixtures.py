@@ -13,10 +13,8 @@ from tests.support.tokenize_fns import row_id
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Mix({}), "at least one part"),
-        (lambda: Mix({"a.b": "x.jsonl"}), "without dots"),
-        (lambda: Mix({"": "x.jsonl"}), "without dots"),
-        (lambda: Mix({"a\nb": "x.jsonl"}), "line breaks"),
+        (lambda: Mix({}), "at least one part"), (lambda: Mix({"a.b": "x.jsonl"}), "without dots"),
+        (lambda: Mix({"": "x.jsonl"}), "without dots"), (lambda: Mix({"a\nb": "x.jsonl"}), "line breaks"),
         (lambda: Mix({"a": "x.jsonl"}, by="bytes"), "'rows' or 'tokens'"),
         (lambda: Mix({"a": "x.jsonl"}, quota=0), "quota"),
         (lambda: Mix({"a": "x.jsonl"}, on_mix_change="ignore"), "on_mix_change"),
@@ -28,12 +26,11 @@ from tests.support.tokenize_fns import row_id
         (lambda: Mix({"a": "x.jsonl"}, stages={5: {"a": 0}}), "no part with a weight above 0"),
         (lambda: Part("x.jsonl", weight=-1), "weight is a number from 0 on"),
         (lambda: Part("x.jsonl", weight=float("nan")), "weight is a number from 0 on"),
-        (lambda: Part("x.jsonl", when_done="end"), "when_done"),
-        (lambda: Part("x.jsonl", max_epochs=0), "max_epochs"),
+        (lambda: Part("x.jsonl", when_done="end"), "when_done"), (lambda: Part("x.jsonl", max_epochs=0), "max_epochs"),
         (lambda: Part(Mix({"a": "x.jsonl"}), tokenize_fn=row_id), "tokenize_fn of a part that is a Mix"),
         (lambda: Mix({"a": "x.jsonl"}).functions(None), "part 'a' has no tokenize_fn"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_work_is_refused_and_named(make, why):
     with pytest.raises(ConfigError, match=f"^AD470 .*{why}"):
         make()

@@ -133,15 +133,11 @@ def test_a_notebook_whose_packages_are_not_there_breaks_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("progress", "rank", "is_terminal", "is_logged", "way"),
     [
-        ("auto", 0, True, False, "bar"),
-        ("auto", 1, True, False, "none"),
-        ("auto", 0, False, False, "none"),
-        ("auto", 0, False, True, "log"),
-        ("bar", 3, False, False, "bar"),
-        ("lines", 0, True, False, "lines"),
+        ("auto", 0, True, False, "bar"), ("auto", 1, True, False, "none"), ("auto", 0, False, False, "none"),
+        ("auto", 0, False, True, "log"), ("bar", 3, False, False, "bar"), ("lines", 0, True, False, "lines"),
         ("none", 0, True, False, "none"),
     ],
-)
+)  # fmt: skip
 def test_a_bar_is_shown_on_the_first_rank_in_a_terminal_and_events_where_someone_reads_them(
     monkeypatch, caplog, progress, rank, is_terminal, is_logged, way
 ):

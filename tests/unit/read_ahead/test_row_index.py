@@ -22,7 +22,6 @@ from tests.support.parts import (
     RowError,
     RowIndex,
     cache_folder,
-    hold_rows,
     make_room,
     part_path,
     rows_of,
@@ -148,37 +147,6 @@ def test_an_appended_part_overwrites_a_part_that_was_refused(tmp_path):
     assert read(tmp_path) == [*PARTS[:2], PARTS[4]]
 
 
-def test_another_process_reads_and_does_not_write(tmp_path):
-    with opened(tmp_path) as first:
-        first.append(PARTS[0])
-        with opened(tmp_path) as second:
-            assert list(second.parts()) == [PARTS[0]]
-            second.append(PARTS[1])
-            second.finish()
-            first.append(PARTS[2])
-            first.finish()
-            second.read_on()
-            assert (
-                second.rows.tolist()
-                == first.rows.tolist()
-                == [*rows_of(PARTS[0]).tolist(), *rows_of(PARTS[2]).tolist()]
-            )
-    assert read(tmp_path) == [PARTS[0], PARTS[2]]
-
-
-def test_rows_that_another_process_has_mapped_do_not_change_when_parts_are_refused(tmp_path):
-    write(tmp_path, PARTS[2:4])
-    with opened(tmp_path) as writer, opened(tmp_path) as reader:
-        for file in (writer, reader):
-            list(file.parts())
-        mapped, rows = reader.rows, reader.rows.tolist()
-        writer.refuse_all()
-        writer.append(PARTS[4])
-        reader.read_on()
-        assert mapped.tolist() == reader.rows.tolist() == rows
-    assert read(tmp_path) == [PARTS[4]]
-
-
 def test_the_folder_is_where_caches_are(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_folder() == "/caches/asyncdata"
@@ -232,30 +200,6 @@ def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_pat
     removed = make_room(str(folder), max_bytes, identity(keep))
     assert names(folder) == {identity(number) for number in expected}
     assert sum(index.num_bytes for index in removed) == sum(sizes.values()) - left
-
-
-def test_reading_an_index_is_using_it(tmp_path):
-    make(str(tmp_path), 1, used_s=1)
-    make(str(tmp_path), 2, used_s=2)
-    IndexFile(str(tmp_path), identity(1)).close()
-    (removed,) = make_room(str(tmp_path), 1, keep=identity(1))
-    assert removed.name == identity(2)
-
-
-@pytest.mark.parametrize("in_use", ["written", "read in single rows"])
-def test_one_that_is_in_use_stays(tmp_path, in_use):
-    make(str(tmp_path), 1, rows=10, used_s=1)
-    make(str(tmp_path), 2, used_s=2)
-    if in_use == "written":
-        writer = IndexFile(str(tmp_path), identity(1))
-        os.utime(writer.path, (1, 1))
-    else:
-        held = hold_rows(f"{tmp_path}/{identity(1)}.rows")
-    make_room(str(tmp_path), 1, keep="")
-    assert names(tmp_path) == {identity(1)}
-    writer.close() if in_use == "written" else os.close(held)
-    make_room(str(tmp_path), 1, keep="")
-    assert names(tmp_path) == set()
 
 
 def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.report.figures import columns, lines, origins, short, summed
+from asyncdata.report.figures import lines, origins, short, summed
 from asyncdata.report.page import Run, visible
 from asyncdata.telemetry.reader import read
 from tests.support.examples import in_ci
@@ -24,21 +24,11 @@ from tests.support.parts import (
     quantile,
     script_json,
     steps_of,
-    time_axis,
 )
 from tests.support.report_pages import write_run_of
 from tests.support.telemetry_files import interval, start, write
 
 # Charts
-
-
-def test_a_column_is_as_high_as_its_value_on_the_axis():
-    chart = columns("a", "A", "about", [("1", 50), ("2", 0), ("3", 180)], of="tokens", unit="samples", head=("x", "y"))
-    assert chart.y.high == 200
-    assert [mark.height for mark in chart.columns] == [25, 0, 90]
-    assert [mark.label for mark in chart.columns][2] == "3 tokens: 180 samples"
-    assert chart.rows == [["1", "50"], ["2", "0"], ["3", "180"]]
-    assert all(0 <= mark.x and mark.x + mark.width <= 100 for mark in chart.columns)
 
 
 def test_a_line_goes_through_its_values_and_breaks_where_there_is_none():
@@ -59,13 +49,6 @@ def test_every_series_has_axes_with_few_ticks_from_end_to_end(values):
     assert 2 <= len(chart.y.ticks) <= 6
     assert max([value for value in values if value is not None], default=0) <= chart.y.high * (1 + 1e-9)
     assert 1 <= len(chart.x.ticks) <= 8
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 7.0, 90.0, 3_000.0, 50_000.0, 2_000_000.0])
-def test_the_ticks_of_a_time_axis_are_few_and_on_it(seconds):
-    ticks = time_axis(0, seconds).ticks
-    assert 2 <= len(ticks) == len({tick.label for tick in ticks}) <= 8
-    assert all(0 <= tick.at <= 100.001 for tick in ticks)
 
 
 def test_numbers_have_three_digits_and_a_unit():
@@ -158,12 +141,6 @@ def shown(*samples, **limits):
 
 def sample(*runs):
     return ShownSample(position="0:0:1", place="a.jsonl:2", texts=[ShownText("", list(runs))])
-
-
-def test_each_run_has_its_kind_and_whether_it_is_trained():
-    runs = Run("user", "role"), Run("a"), Run("b", is_trained=True), Run("<|end|>", "special", True), Run("⇥", "sign")
-    (found,) = shown(sample(*runs)).shown
-    assert found["texts"] == [["", [["user", 6], ["a", 0], ["b", 1], ["<|end|>", 3], ["⇥", 4]]]]
 
 
 def test_what_cannot_be_seen_is_shown_in_every_text_of_a_sample():

@@ -16,11 +16,7 @@ from tests.support.parts import (
     FileBlocks,
     FileRef,
     Job,
-    Overflow,
-    SpoolReader,
-    part_path,
     resolve_path,
-    write_part,
 )
 
 if TYPE_CHECKING:
@@ -119,22 +115,3 @@ def test_a_block_is_about_as_large_as_asked_for(tmp_path: Path, kind: str) -> No
     assert sum(sizes) / len(sizes) == pytest.approx(blocks.block_bytes, rel=0.3)
     assert blocks.block_bytes == pytest.approx(16_000, rel=0.3)
     assert max(sizes) < blocks.room_bytes
-
-
-# Copies of rows: written whole or not at all, read by their places
-
-
-@pytest.fixture
-def reader(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"first\nsecond\n")
-    job = Job(files=[FileRef(str(path), 13)], tokenize=None, max_row_bytes=99, block_bytes=50, slack_bytes=9)
-    reader = SpoolReader(job, "asyncdata.sources.text.line_scanner:LineReader", {}, str(tmp_path))
-    yield reader
-    reader.close()
-
-
-def copied(tmp_path, number, rows):
-    """A copy of the rows; the place of each, whose original is the row "second"."""
-    offsets = write_part(part_path(str(tmp_path), number), rows)
-    return [Overflow(row, 0, 6, number, offset) for row, offset in enumerate(offsets)]

@@ -155,20 +155,6 @@ def test_a_file_that_cannot_be_read_is_named_and_no_descriptor_leaks(tmp_path, m
     assert len(closed) == 1
 
 
-def test_a_stamp_is_that_of_one_file_in_one_state(tmp_path):
-    path = write(tmp_path / "a", b"12345")
-    found, seen = os.stat(path), [stamp(path)]
-    assert seen == [stamp(path)] == [FileRef(path, 5, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)]
-    os.utime(path, ns=(0, seen[0].mtime_ns))
-    seen.append(stamp(path))  # somebody may have set the time back
-    os.utime(path, ns=(0, 1))
-    seen.append(stamp(path))
-    os.rename(write(tmp_path / "b", b"12345"), path)
-    os.utime(path, ns=(0, 1))
-    seen.append(stamp(path))
-    assert len(set(seen)) == 4
-
-
 def test_a_copied_folder_holds_the_same_data_and_names_order_and_content_count(tmp_path):
     paths = [write(tmp_path / "here" / name, content(size)) for name, size in (("b.jsonl", 300), ("a.jsonl", MIB))]
     shutil.copytree(tmp_path / "here", tmp_path / "there" / "deeper")

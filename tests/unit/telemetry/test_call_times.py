@@ -79,17 +79,6 @@ def test_what_does_not_fit_in_the_queue_is_counted(monkeypatch):
     assert (times.num_calls, times.num_waits, times.num_lost) == (4, 0, 3)
 
 
-def test_a_wait_counts_while_it_lasts(waiting):
-    waiting.look(1.0)
-    waiting.look(30.0)
-    totals = waiting.times.totals()
-    assert (totals["calls"], totals["waits"], totals["wait_s"], totals["waiting_s"]) == (1, 1, {"start": 30.0}, 30.0)
-    waiting.times.wait_ends("first", 31.0)
-    waiting.look(31.0)
-    totals = waiting.times.totals()
-    assert (totals["waits"], totals["wait_s"], totals["waiting_s"]) == (1, {"start": 31.0}, 0.0)
-
-
 def test_a_wait_is_split_by_what_is_missing_and_the_first_ones_is_start_up_and_no_time_of_the_trainer(waiting):
     for now, stage in ((1.0, "tokenize"), (2.0, "tokenize"), (4.0, "read")):
         waiting.look(now, stage)

@@ -87,17 +87,13 @@ def test_media_that_are_left_out_leave_the_text_and_are_counted(name):
 @pytest.mark.parametrize(
     ("content", "left"),
     [
-        ([{"type": "image"}, TEXT], "What is it?"),
-        ([{"type": "image"}, "words", TEXT], "wordsWhat is it?"),
-        ([{"type": "image"}], ""),
-        ({"type": "image_url", "image_url": "a"}, ""),
+        ([{"type": "image"}, TEXT], "What is it?"), ([{"type": "image"}, "words", TEXT], "wordsWhat is it?"),
+        ([{"type": "image"}], ""), ({"type": "image_url", "image_url": "a"}, ""),
         ([{"text": "words", "image": "a"}], "words"),
         ([{"type": "image"}, {"type": "thinking", "thinking": "a"}], [{"type": "thinking", "thinking": "a"}]),
-        ([TEXT], [TEXT]),
-        ("<|image_pad|> <image>", "<|image_pad|> <image>"),
-        (None, None),
+        ([TEXT], [TEXT]), ("<|image_pad|> <image>", "<|image_pad|> <image>"), (None, None),
     ],
-)
+)  # fmt: skip
 def test_what_is_left_of_a_content(content, left):
     for chat in ([user(content)], json.dumps([user(content)])):
         row = json.dumps({"m": chat, "images": ["a"], "image": {"a": 1}, "n": [1, "[{bad"]}).encode()

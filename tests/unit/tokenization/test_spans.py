@@ -86,13 +86,10 @@ SHARED = Offsets.of([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4)])
 @pytest.mark.parametrize(
     ("offsets", "context", "num_tokens", "cut", "removed"),
     [
-        (SINGLE, (2, 8), 3, "truncate_context_left", (2, 5)),
-        (SINGLE, (2, 8), 3, "truncate_context_right", (5, 8)),
-        (SINGLE, (2, 8), 3, "truncate_context_middle", (4, 7)),
-        (SHARED, (0, 6), 2, "truncate_context_left", (0, 4)),
-        (SHARED, (0, 6), 3, "truncate_context_right", (1, 6)),
-        (SHARED, (0, 6), 2, "truncate_context_middle", (1, 4)),
+        (SINGLE, (2, 8), 3, "truncate_context_left", (2, 5)), (SINGLE, (2, 8), 3, "truncate_context_right", (5, 8)),
+        (SINGLE, (2, 8), 3, "truncate_context_middle", (4, 7)), (SHARED, (0, 6), 2, "truncate_context_left", (0, 4)),
+        (SHARED, (0, 6), 3, "truncate_context_right", (1, 6)), (SHARED, (0, 6), 2, "truncate_context_middle", (1, 4)),
     ],
-)
+)  # fmt: skip
 def test_a_context_is_cut_where_it_should_be_and_no_character_in_two(offsets, context, num_tokens, cut, removed):
     assert place_cut(offsets, context, num_tokens, cut) == removed

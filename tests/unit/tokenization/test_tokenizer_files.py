@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     Edit = Callable[..., Path]
 
 TEXTS = [
-    "def main(): return 1",
-    "<|im_start|>user\nhello<|im_end|>",
-    "<tool> x<TOOL> <new>é <image> <|endoftext|><unk>[PAD]",
-    " <tool>  <extra_0><extra_1> \n",
-    "",
-]
+    "def main(): return 1", "<|im_start|>user\nhello<|im_end|>",
+    "<tool> x<TOOL> <new>é <image> <|endoftext|><unk>[PAD]", " <tool>  <extra_0><extra_1> \n", "",
+]  # fmt: skip
 
 
 def token(text: str, **flags: bool) -> dict[str, Any]:
@@ -55,8 +52,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "as saved": {},
     "more tokens": {
         "added_tokens_decoder": {
-            "2001": token("<new>", special=False),
-            "2000": token("<tool>", special=False, lstrip=True),
+            "2001": token("<new>", special=False), "2000": token("<tool>", special=False, lstrip=True),
             "0": token("<|endoftext|>", special=True),
         }
     },
@@ -64,8 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "named tokens that are new": {"unk_token": "<unk>", "pad_token": "[PAD]", "bos_token": None},
     "named tokens with flags": {"unk_token": {"__type": "AddedToken", **token("<unk>", lstrip=True)}},
     "a named token among the declared": {
-        "unk_token": "<unk>",
-        "added_tokens_decoder": {"2000": token("<unk>", special=False, rstrip=True)},
+        "unk_token": "<unk>", "added_tokens_decoder": {"2000": token("<unk>", special=False, rstrip=True)},
     },
     "extra tokens": {"extra_special_tokens": ["<extra_0>", "<extra_1>", "<|im_end|>"]},
     "extra tokens of the old name": {"additional_special_tokens": ["<extra_1>", "<extra_0>"]},
@@ -79,10 +74,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         }
     },
     "legacy files that do not count": {
-        "files": {"special_tokens_map.json": {"eos_token": "<new>"}},
-        "added_tokens_decoder": {},
+        "files": {"special_tokens_map.json": {"eos_token": "<new>"}}, "added_tokens_decoder": {},
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.thorough

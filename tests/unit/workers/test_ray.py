@@ -117,9 +117,6 @@ def test_without_ray_the_error_names_the_package(monkeypatch, tmp_path):
         DataLoader(write_rows(tmp_path / "rows.jsonl", 3), tokenize_fn=row_id, executor=RayExecutor())
 
 
-# Requests between processes that share no memory
-
-
 # What a node must have
 
 

@@ -25,19 +25,6 @@ def means(memory):
     return dict(zip(table.ids.tolist(), table.last_mean.tolist(), strict=True))
 
 
-def test_a_score_that_is_reported_again_is_counted_once():
-    memory = OutcomeMemory()
-    assert memory.report([scored(7, 1.0, 0.0)], 4) == 2
-    assert memory.report([scored(7, 0.5, 0.5, 0.5)], 4) == 1, "only the third attempt is new"
-    assert memory.report([scored(7, 1.0, 1.0, 1.0, 1.0)], 4) == 1
-    assert memory.report([scored(7, 0.0, 0.0, 0.0, 0.0)], 4) == 0, "all attempts are there"
-    assert means(memory) == {7: (1.0 + 0.0 + 0.5 + 1.0) / 4}
-    assert (memory.num_scores, memory.num_repeated) == (4, 2 + 3 + 4)
-    assert memory.report([scored(7, 1.0, epoch=2)], 4) == 1
-    assert memory.report([scored(7, 0.0, epoch=1)], 4) == 0, "its row has scores of a later epoch"
-    assert (memory.num_late, means(memory)) == (1, {7: 1.0})
-
-
 def test_a_row_takes_34_bytes():
     memory = OutcomeMemory()
     memory.report([scored(row, 0.5) for row in range(20_000)], 1)

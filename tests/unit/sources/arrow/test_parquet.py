@@ -160,12 +160,6 @@ def test_neighbouring_blocks_cost_one_pass_over_their_row_group(two, monkeypatch
     assert passes == [0, 1, 2, 3, 0, 1, 2]
 
 
-def test_only_the_columns_asked_for_count(tmp_path):
-    path = write(tmp_path / "a", columns={"a": list(range(1000)), "b": ["y" * 500 + str(i) for i in range(1000)]})
-    sizes = [ParquetSource(str(path), columns=columns).open(10**9).block_bytes for columns in (["a"], ["b"], None)]
-    assert sizes[0] < 40 * 30 < 400 * 30 < sizes[1] < sizes[2]
-
-
 def test_a_row_that_is_too_long_is_a_bad_row_and_rows_of_nulls_are_rows(tmp_path):
     path = write(tmp_path / "a", columns={"id": [0, 1, 2], "pad": ["", "x" * 200, ""]})
     nulls = write(tmp_path / "b", columns={"id": pa.nulls(3)})

@@ -375,16 +375,13 @@ def test_nothing_is_written_to_the_hub_and_the_error_says_so(hub, keep):
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"retry-after": "7"}, 7.0),
-        ({"retry-after": "Mon, 23 Nov 2026 10:00:30 GMT"}, 30.0),
-        ({"retry-after": "Mon, 23 Nov 2026 09:00:00 GMT"}, 0.0),
-        ({"retry-after": "soon"}, 0.0),
-        ({"ratelimit": '"resolvers";r=0;t=55'}, 55.0),
-        ({"retry-after": "7", "ratelimit": '"api";r=0;t=55'}, 7.0),
+        ({"retry-after": "7"}, 7.0), ({"retry-after": "Mon, 23 Nov 2026 10:00:30 GMT"}, 30.0),
+        ({"retry-after": "Mon, 23 Nov 2026 09:00:00 GMT"}, 0.0), ({"retry-after": "soon"}, 0.0),
+        ({"ratelimit": '"resolvers";r=0;t=55'}, 55.0), ({"retry-after": "7", "ratelimit": '"api";r=0;t=55'}, 7.0),
         ({}, 0.0),
     ],
     ids=map(str, range(7)),
-)
+)  # fmt: skip
 def test_how_long_to_wait_is_told_by_seconds_a_date_or_the_rate_limit(headers, expected):
     now = datetime(2026, 11, 23, 10, tzinfo=UTC)
     assert wait_asked_s(headers, now.timestamp()) == expected
@@ -400,14 +397,11 @@ def memory_that_tells(memory: Any, monkeypatch: Any, told: dict[str, Any]) -> Fs
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("ETag", '"a"', '"b"'),
-        ("md5Hash", "a", "b"),
-        ("VersionId", "1", "2"),
-        ("mtime", 1.5, 1.500001),
+        ("ETag", '"a"', '"b"'), ("md5Hash", "a", "b"), ("VersionId", "1", "2"), ("mtime", 1.5, 1.500001),
         ("LastModified", "2026-11-22T10:00:00+00:00", "2026-11-22T10:00:01+00:00"),
         ("LastModified", "Sun, 22 Nov 2026 10:00:00 GMT", "Sun, 22 Nov 2026 10:00:01 GMT"),
     ],
-)
+)  # fmt: skip
 def test_each_kind_of_sign_tells_a_change(memory, monkeypatch, name, before, after):
     told = {name: before}
     store = memory_that_tells(memory, monkeypatch, told)
@@ -515,15 +509,11 @@ def test_an_address_without_a_bucket_is_refused(text):
     "text",
     [
         "az://container/a.jsonl?sv=2024-01-01&se=2027&sig=verysecret",
-        "abfs://container@account.dfs.core.windows.net/a?sig=verysecret",
-        "s3://bucket/a?X-Amz-Signature=verysecret",
-        "gs://bucket/a?X-Goog-Signature=verysecret",
-        "oss://bucket/a?Signature=verysecret",
-        "s3://AKIAX:verysecret@bucket/key",
-        "s3://AKIAX:very/secret@bucket/key",
-        "https://me:verysecret/x@host/a",
+        "abfs://container@account.dfs.core.windows.net/a?sig=verysecret", "s3://bucket/a?X-Amz-Signature=verysecret",
+        "gs://bucket/a?X-Goog-Signature=verysecret", "oss://bucket/a?Signature=verysecret",
+        "s3://AKIAX:verysecret@bucket/key", "s3://AKIAX:very/secret@bucket/key", "https://me:verysecret/x@host/a",
     ],
-)
+)  # fmt: skip
 def test_credentials_that_their_store_does_not_read_are_refused_and_not_shown(text):
     with pytest.raises(ConfigError, match="^AD320 .*storage_options") as caught:
         GivenAddress.parse(text)

@@ -319,12 +319,9 @@ def test_blocks_in_any_order_have_the_elements_of_the_array(
 
 
 @given(
-    arrays,
-    st.sampled_from([b",", b"]", b"}", b"", b"x", b'"']),
-    st.floats(0, 1),
-    st.integers(1, 60),
+    arrays, st.sampled_from([b",", b"]", b"}", b"", b"x", b'"']), st.floats(0, 1), st.integers(1, 60),
     st.integers(1, 80),
-)
+)  # fmt: skip
 def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, array, harm, place, block_bytes, piece_bytes):
     start = array.text.index(b"[") + 1
     at = start + round(place * (len(array.text) - start))

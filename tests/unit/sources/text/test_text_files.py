@@ -52,18 +52,14 @@ def ids(source: Any, **knobs: Any) -> list[int]:
 @pytest.mark.parametrize(
     ("paths", "expected"),
     [
-        ("notes.txt", ["notes.txt"]),
-        (["c.jsonl", "a.jsonl", "b.jsonl"], ["c.jsonl", "a.jsonl", "b.jsonl"]),
+        ("notes.txt", ["notes.txt"]), (["c.jsonl", "a.jsonl", "b.jsonl"], ["c.jsonl", "a.jsonl", "b.jsonl"]),
         ("*.jsonl", ["a.jsonl", "b.jsonl", "c.jsonl"]),
-        ("**/*.jsonl", ["a.jsonl", "b.jsonl", "c.jsonl", "sub/deep/d.jsonl"]),
-        (".", ["a.jsonl", "b.jsonl", "c.jsonl"]),
-        (["sub/deep", "[bc].jsonl"], ["sub/deep/d.jsonl", "b.jsonl", "c.jsonl"]),
-        ("[a].txt", ["[a].txt"]),
-        ("~/b.jsonl", ["b.jsonl"]),
-        ("z.link", ["z.link"]),
+        ("**/*.jsonl", ["a.jsonl", "b.jsonl", "c.jsonl", "sub/deep/d.jsonl"]), (".", ["a.jsonl", "b.jsonl", "c.jsonl"]),
+        (["sub/deep", "[bc].jsonl"], ["sub/deep/d.jsonl", "b.jsonl", "c.jsonl"]), ("[a].txt", ["[a].txt"]),
+        ("~/b.jsonl", ["b.jsonl"]), ("z.link", ["z.link"]),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",
-)
+)  # fmt: skip
 def test_paths_globs_and_folders_are_files_in_their_order(folder, monkeypatch, paths, expected):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder))

@@ -77,15 +77,11 @@ def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch):
 @pytest.mark.parametrize(
     ("calls", "holds"),
     [
-        ([{"id": "", "function": {"name": "b", "arguments": {}}}], True),
-        ([CALL, CALL], False),
-        ([], False),
-        ([{"name": "b"}], False),
-        ([{**CALL, "function": {"name": "b"}}], False),
-        ([{**CALL, "function": {"name": None, "arguments": {}}}], False),
-        ([None], False),
+        ([{"id": "", "function": {"name": "b", "arguments": {}}}], True), ([CALL, CALL], False), ([], False),
+        ([{"name": "b"}], False), ([{**CALL, "function": {"name": "b"}}], False),
+        ([{**CALL, "function": {"name": None, "arguments": {}}}], False), ([None], False),
     ],
-)
+)  # fmt: skip
 def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types(calls, holds):
     program = prove(WELL_KNOWN["chatml with tools"], [assistant("a", tool_calls=[CALL])])
     assert (made(program, [assistant("a", tool_calls=calls)]) is not None) is holds

@@ -171,21 +171,14 @@ def test_messages_are_left_as_they_were_and_a_template_is_told_the_date_that_was
 @pytest.mark.parametrize(
     ("templates", "name", "chosen"),
     [
-        ("D", None, ("D", "D")),
-        ("DTR", None, ("D", "T")),
-        ("DTR", "rag", ("R", "R")),
-        ("DTR", "default", ("D", "D")),
+        ("D", None, ("D", "D")), ("DTR", None, ("D", "T")), ("DTR", "rag", ("R", "R")), ("DTR", "default", ("D", "D")),
         ("DTR", "{{ messages }}", ("{{ messages }}", "{{ messages }}")),
         ("", "{{ messages }}", ("{{ messages }}", "{{ messages }}")),
-        (
-            "",
-            None,
-            "AD411 .* 'default': it has none. Pass the text of a chat_template, .* that has one$",
-        ),
+        ("", None, "AD411 .* 'default': it has none. Pass the text of a chat_template, .* that has one$"),
         ("TR", None, "AD411 .* 'default': its templates are rag, tool_use"),
         ("TD", "tooluse", "AD411 .* 'tooluse': its templates are default, tool_use"),
     ],
-)
+)  # fmt: skip
 def test_a_template_is_chosen_as_transformers_does_and_one_that_is_not_there_is_refused(templates, name, chosen):
     given = {{"D": "default", "T": "tool_use", "R": "rag"}[letter]: letter for letter in templates}
     if isinstance(chosen, str):

@@ -111,21 +111,16 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "functions as text": ({}, {**CHAT, "functions": json.dumps([TOOL])}, "functions"),
     "trained turns": ({}, {**CHAT, "metadata": {"train_turns": [1]}}, "metadata.train_turns"),
     "trained turns of other metadata": (
-        {"metadata_key": None},
-        {**CHAT, "metadata": {"train_turns": [1]}},
-        "metadata.train_turns",
+        {"metadata_key": None}, {**CHAT, "metadata": {"train_turns": [1]}}, "metadata.train_turns",
     ),
     "a row that msgspec cannot read": ({}, {**CHAT, "x": float("nan"), "system": "Be terse."}, "system"),
     "a question's functions": ({}, {"question": "Why?", "answer": "So.", "functions": [TOOL]}, "functions"),
     "a key that speaks beside a label in an object": (
-        {"label_key": "of.label"},
-        {**CHAT, "of": {"label": 1}, "functions": [TOOL]},
-        "functions",
+        {"label_key": "of.label"}, {**CHAT, "of": {"label": 1}, "functions": [TOOL]}, "functions",
     ),
     **{
         f"{key} of a turn of ShareGPT": (
-            {},
-            {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So.", key: value}]},
+            {}, {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So.", key: value}]},
             key,
         )
         for key, value in {
@@ -135,7 +130,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
             "tool_call_id": "1",
         }.items()
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "row", "key"), OTHERS.values(), ids=OTHERS)
@@ -172,24 +167,20 @@ RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"system": "", "system_prompt": " ", "tools": [], "functions": [], "images": None, "chat_template_kwargs": {}},
     ),
     "nulls that Arrow pads": (
-        {},
-        {"chat_template_kwargs": {"enable_thinking": None}, "functions": None, "tools": None},
+        {}, {"chat_template_kwargs": {"enable_thinking": None}, "functions": None, "tools": None},
     ),
     "other shapes": (
-        {},
-        {"system": 3, "system_prompt": {"id": 1}, "functions": ["tide"], "chat_template_kwargs": "none"},
+        {}, {"system": 3, "system_prompt": {"id": 1}, "functions": ["tide"], "chat_template_kwargs": "none"},
     ),
     "metadata": ({}, {"id": 1, "source": "web", "metadata": {"train_turns": None, "lang": "en"}}),
     "a chat with a system prompt of its own": (
-        {},
-        {"system": "x", "messages": [{"role": "system", "content": "Be terse."}, ASKS, SAYS]},
+        {}, {"system": "x", "messages": [{"role": "system", "content": "Be terse."}, ASKS, SAYS]},
     ),
     "the same as text": (
-        {},
-        {"system": "x", "messages": json.dumps([{"role": "system", "content": "Be terse."}, ASKS, SAYS])},
+        {}, {"system": "x", "messages": json.dumps([{"role": "system", "content": "Be terse."}, ASKS, SAYS])},
     ),
     "tools that are not to be read": ({"tool_key": None}, {"tools": [TOOL]}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "more"), RIGHT.values(), ids=RIGHT)

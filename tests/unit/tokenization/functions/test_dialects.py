@@ -48,17 +48,14 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         "sharegpt",
         {
             "conversations": [
-                turn("human", "What is 1 + 1?"),
-                turn("gpt", "2"),
-                turn("user", "And\n3?"),
+                turn("human", "What is 1 + 1?"), turn("gpt", "2"), turn("user", "And\n3?"),
                 turn("assistant", "It is 3."),
             ]
         },
         [ASKS, SAYS, MORE, LAST],
     ),
     "sharegpt with a system text": (
-        "sharegpt",
-        {"system": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("chatgpt", "2")]},
+        "sharegpt", {"system": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("chatgpt", "2")]},
         [SYSTEM, ASKS, SAYS],
     ),
     "sharegpt with a system turn": (
@@ -75,8 +72,7 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
             "conversations": [
                 turn("human", "What is 1 + 1?"),
                 turn("function_call", json.dumps({"name": "look", "arguments": {"at": "sky"}})),
-                turn("observation", "blue"),
-                turn("gpt", "2"),
+                turn("observation", "blue"), turn("gpt", "2"),
             ]
         },
         [ASKS, CALL, FOUND, SAYS],
@@ -111,29 +107,20 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         [SYSTEM, ASKS, SAYS],
     ),
     "alpaca with the same system text twice": (
-        "alpaca",
-        {"instruction": "What is 1 + 1?", "output": "2", "system": "Be short.", "system_prompt": "Be short."},
+        "alpaca", {"instruction": "What is 1 + 1?", "output": "2", "system": "Be short.", "system_prompt": "Be short."},
         [SYSTEM, ASKS, SAYS],
     ),
-    "dolly": (
-        "instruction_response",
-        {"instruction": "And", "context": "3?", "response": "It is 3."},
-        [MORE, LAST],
-    ),
+    "dolly": ("instruction_response", {"instruction": "And", "context": "3?", "response": "It is 3."}, [MORE, LAST]),
     "dolly without context": (
-        "instruction_response",
-        {"instruction": "What is 1 + 1?", "context": "", "response": "2"},
-        [ASKS, SAYS],
+        "instruction_response", {"instruction": "What is 1 + 1?", "context": "", "response": "2"}, [ASKS, SAYS],
     ),
     "open orca": (
-        "question_response",
-        {"system_prompt": "Be short.", "question": "What is 1 + 1?", "response": "2"},
+        "question_response", {"system_prompt": "Be short.", "question": "What is 1 + 1?", "response": "2"},
         [SYSTEM, ASKS, SAYS],
     ),
     "query and answer": ("query_answer", {"query": "What is 1 + 1?", "answer": "2"}, [ASKS, SAYS]),
     "calls as text": (
-        "xlam",
-        {"query": "What is 1 + 1?", "answers": json.dumps([{"name": "look", "arguments": {"at": "sky"}}])},
+        "xlam", {"query": "What is 1 + 1?", "answers": json.dumps([{"name": "look", "arguments": {"at": "sky"}}])},
         [ASKS, CALL],
     ),
     "calls as a list": (
@@ -141,7 +128,7 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         {"system": "Be short.", "query": "What is 1 + 1?", "answers": [{"name": "look", "arguments": {"at": "sky"}}]},
         [SYSTEM, ASKS, CALL],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dialect, row, messages", SAME.values(), ids=SAME)

@@ -22,7 +22,7 @@ from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.chats import GENERATION
 from tests.support.function_kinds import KINDS, Kind, chat_prompt, fixed_length
 from tests.support.loading import NEVER_S
-from tests.unit.tokenization import drops, faults, outcomes, run, token_ids, values
+from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
 
 if TYPE_CHECKING:
@@ -48,18 +48,6 @@ def test_a_sample_has_the_tokens_of_its_whole_text_and_trains_its_part_of_it(nam
         assert values(chunk, "spans") == [None]
     else:
         assert trained_texts(chunk, tokenizer_of(fn)) == [[kind.trained]]
-
-
-@every_kind
-def test_a_row_among_others_is_what_it_is_alone_and_beside_a_bad_one(name, kind: Kind):
-    """Good rows are read in one call; beside a bad one, each by itself."""
-    tokenizer = kind.make(name, metadata_key="id").open()
-    rows = [{**kind.row, "id": {"number": number}} for number in range(5)]
-    rows[3:] = [{**kind.row, "id": None}, {**kind.row, "id": {"a long row": [*range(1000)]}}]
-    together = outcomes(run(tokenizer, rows))
-    assert [together[number] for number in range(5)] == [outcomes(run(tokenizer, [row]))[0] for row in rows]
-    assert [together[number] for number in range(5)] == [outcomes(run(tokenizer, [b"{", row]))[1] for row in rows]
-    assert run(tokenizer, []).num_samples == 0
 
 
 @pytest.mark.parametrize(("function", "key"), [(PromptTokenizeFn, "input"), (TextTokenizeFn, "text")])

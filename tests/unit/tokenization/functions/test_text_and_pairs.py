@@ -16,14 +16,11 @@ TEXT = "All of this is trained, caf\u00e9 \U0001f600 too."
 @pytest.mark.parametrize(
     ("settings", "before", "after"),
     [
-        ({}, [], ["<|im_end|>"]),
-        ({"eos": False}, [], []),
-        ({"eos": "<|endoftext|>"}, [], ["<|endoftext|>"]),
-        ({"bos": "<|im_start|>"}, ["<|im_start|>"], ["<|im_end|>"]),
-        ({"bos": True}, ["<|im_start|>"], ["<|im_end|>"]),
+        ({}, [], ["<|im_end|>"]), ({"eos": False}, [], []), ({"eos": "<|endoftext|>"}, [], ["<|endoftext|>"]),
+        ({"bos": "<|im_start|>"}, ["<|im_start|>"], ["<|im_end|>"]), ({"bos": True}, ["<|im_start|>"], ["<|im_end|>"]),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_tokens_are_put_around_a_text_as_asked_and_all_but_the_first_are_trained(
     small_tokenizer, tmp_path, settings, before, after
 ):

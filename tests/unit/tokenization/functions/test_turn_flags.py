@@ -108,9 +108,13 @@ def test_the_rest_of_a_chat_that_is_trained_whole_stays_trained(tmp_path, small_
     assert counted == {"turn_left_out": len(rows)}
 
 
-@pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize(
-    ("value", "is_trained"), [(False, 0), (0, 0), (0.0, 0), (None, 1), (True, 1), (1, 1), (1.0, 1)]
+    ("flag", "value", "is_trained"),
+    [
+        *((flag, 0, 0) for flag in FLAGS),
+        *((FLAGS[0], no, 0) for no in (False, 0.0)),
+        *((FLAGS[4], yes, 1) for yes in (None, True, 1, 1.0)),
+    ],
 )
 def test_each_flag_says_yes_or_no(tmp_path, small_tokenizer, flag, value, is_trained):
     fn = ChatTokenizeFn(small_tokenizer)

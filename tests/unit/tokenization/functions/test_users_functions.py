@@ -90,12 +90,9 @@ REFUSED: list[tuple[Any, str]] = [
     *(([wrong], f"input_ids has {wrong!r}; it is a flat list of whole numbers") for wrong in ([1], 1.0, "a")),
     ([2**31], ""),
     (np.array([[1]]), "input_ids has [1]; it is a flat list"),
-    (
-        {"input_ids": [1], "metadata": {"a": len}},
-        "a value of type builtin_function_or_method;",
-    ),
+    ({"input_ids": [1], "metadata": {"a": len}}, "a value of type builtin_function_or_method;"),
     ({"input_ids": [1, 2], "label": [-100, 2]}, "return labels of tokens as 'labels'"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("result", "reason"), REFUSED, ids=lambda value: repr(value)[:40])

@@ -23,13 +23,10 @@ ASKED = [{"role": "user", "content": "What is it?"}]
 CHAT = {"messages": ASKED + ANSWERS["chosen"]}
 PAIR = {"prompt": ASKED, **ANSWERS}
 VARIABLES: list[Any] = [
-    {"enable_thinking": True},
-    {"enable_thinking": False},
+    {"enable_thinking": True}, {"enable_thinking": False},
     {"enable_thinking": True, "custom_instructions": "Be a pirate.", "python_tools": None},
-    {"custom_instructions": 'Say "ä".'},
-    {},
-    None,
-]
+    {"custom_instructions": 'Say "ä".'}, {}, None,
+]  # fmt: skip
 KINDS = pytest.mark.parametrize(("make", "row"), [(ChatTokenizeFn, CHAT), (PreferenceTokenizeFn, PAIR)])
 
 

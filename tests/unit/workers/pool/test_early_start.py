@@ -97,12 +97,6 @@ def test_a_loader_survives_its_thread_and_a_fork_server_that_dies_before_the_fir
         assert loader.statistics().worker_restarts_total == is_killed
 
 
-def test_slow_modules_are_imported_after_the_fork_server_has_started():
-    heavy = "{'numpy', 'structlog', 'tokenizers', 'asyncio', 'jinja2'}"
-    code = f"import sys; from asyncdata import DataLoader, PromptTokenizeFn; assert not {heavy} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_function_that_fails_to_open_is_an_error_at_every_call(path, tmp_path):
     function = Opening("waits and raises", str(tmp_path))
     with DataLoader(path, tokenize_fn=function, num_workers=2, timeout_s=NEVER_S) as loader:

@@ -22,9 +22,6 @@ from tests.support.worker_fns import tells_who, waits
 pytestmark = pytest.mark.asyncio
 
 
-# Workers that die
-
-
 # Their slots
 
 

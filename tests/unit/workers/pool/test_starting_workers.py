@@ -7,7 +7,6 @@ import errno
 import gc
 import itertools
 import os
-import random
 import resource
 import signal
 
@@ -218,20 +217,3 @@ async def test_without_room_for_a_fork_and_without_a_worker_the_error_says_so(ro
             resource.prlimit(fork_server().pid, resource.RLIMIT_NOFILE, (3, 3))
             os.kill(pids(executor)[0], signal.SIGKILL)
             await anyio.sleep_forever()
-
-
-# More workers
-
-
-async def test_adding_workers_loses_no_request(rows):
-    chance = random.Random(11)
-    async with pool(rows(200), row_id, max_workers=4) as (executor, client, window):
-        asked = {}
-        for first in range(0, 200, 2):
-            executor.set_num_workers(chance.randint(-1, 1 + first // 50))
-            asked[client.ask(window.request(first, first + 2))] = [first, first + 1]
-            await anyio.sleep(chance.choice([0, 0, 0.001, 0.01]))
-        replies = await client.answers(asked)
-        await all_ready(executor)
-    assert [ids_of(reply) for reply in replies] == list(asked.values())
-    assert executor.statistics().num_restarts == 0
