@@ -141,9 +141,6 @@ def test_the_shell_commands_of_a_page_are_commands(page):
                 pytest.fail(f"{name_of(page)}:{block.line}\n{error.format_message()}", pytrace=False)
 
 
-# README.md
-
-
 def test_the_first_screen_is_one_and_begins_with_a_line_each_that_runs_the_demo_and_that_runs_the_checks():
     demo, checks, *_ = blocks_of(ROOT / "README.md")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

@@ -253,8 +253,6 @@ def test_collating_does_not_write_into_the_documents():
     assert not np.shares_memory(batch["labels"], one.labels)
 
 
-# What cannot be collated
-
 EMPTY = document()
 OF_FIVE = (PackedCollator(max_length=5), PackedCollator(max_length=5, pad_to_max_length=False))
 
@@ -302,9 +300,6 @@ def test_what_cannot_be_collated_is_an_error_that_says_so(collator, items, messa
 def test_a_setting_that_cannot_work_is_named(kind, settings, message):
     with pytest.raises(ConfigError, match=message):
         kind(**settings)
-
-
-# XTuner's shape, and tensors
 
 
 def test_xtuners_shape_can_be_of_tensors_and_its_own_class_cannot_be_had_without_it():

@@ -156,9 +156,6 @@ def test_a_packer_holds_no_more_than_its_window():
     assert len(packer._pieces) < 100 + 1024 + 1  # noqa: SLF001 - what it holds cannot be seen otherwise
 
 
-# What is refused
-
-
 def soft(max_length=10, window_samples=4, **settings):
     return SoftPacking(max_length=max_length, window_samples=window_samples, window_tokens=1, **settings)
 

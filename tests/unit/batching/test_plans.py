@@ -39,8 +39,6 @@ def packs_of(packing, *lengths):
     return pack_rows(packing, np.array(lengths, np.int32), np.array([half, len(lengths) - half], np.int64), rows)
 
 
-# How far an epoch goes
-
 numbers_of_ranks = st.fixed_dictionaries(
     {"world_size": st.integers(1, 4), "batch_size": st.integers(1, 3), "accumulation": st.integers(1, 3)}
 )
@@ -76,9 +74,6 @@ def test_packs_that_are_not_xtuners_are_not_rounded():
     assert msgspec.structs.replace(plan, grouping=LengthGrouping(method="xtuner")).num_delivered(7) == 8
 
 
-# Shares
-
-
 @in_ci(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 50), st.integers(0, 60), st.integers(0, 200))
 @example(world_size=8, batch_size=1, first=3, num_left=9, behind=0)
@@ -99,9 +94,6 @@ def test_each_rank_owns_as_much_of_every_batch_and_all_own_what_fills_none(
     assert owned[:, num_batches * batch :].all()
     # Before the first batch, as a row of a pack that was begun may be, everything has one owner.
     assert (owned_by(first - behind, first).sum(axis=0) == 1).all()
-
-
-# Settings
 
 
 def test_a_snapshot_must_agree_with_packing_and_grouping_and_not_with_ranks_and_batches():

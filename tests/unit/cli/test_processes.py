@@ -33,9 +33,6 @@ def run(data, run_json, demo_tokenizer):
     return lambda *words: run_json("run", data, "--tokenizer", demo_tokenizer, "--num-workers", 0, *words)[0]
 
 
-# Completion
-
-
 @pytest.mark.parametrize(("words", "completed"), [("rep", "plain,report"), ("run data --tokenizer ", "file,")])
 def test_a_shell_completes_a_command_and_a_path(words, completed, monkeypatch, capsys):
     monkeypatch.setenv("_ASYNCDATA_COMPLETE", "bash_complete")
@@ -43,9 +40,6 @@ def test_a_shell_completes_a_command_and_a_path(words, completed, monkeypatch, c
     monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
     assert main([]) == 0
     assert capsys.readouterr().out.splitlines() == [completed]
-
-
-# Runs
 
 
 def test_a_run_resumes_where_its_snapshot_is(run, tmp_path):
@@ -98,8 +92,6 @@ def test_help_does_not_wait_for_the_library():
     assert printed.splitlines()[-1] == "[]"
 
 
-# Progress
-
 READING = {"samples": 1234, "rows": 1300, "epoch": 1, "seconds": 2.5, "rows_per_s": 520.0, "tokens_per_s": 81_234.0}
 READING |= {"channel_fill": 0.5, "fraction": 0.25, "snapshot_samples": 1200}
 RATES = [(0, "0"), (812, "812"), (999.4, "999"), (1000, "1k"), (81_234, "81.2k"), (99_960, "100k"),
@@ -128,9 +120,6 @@ def test_the_fraction_of_a_run_is_that_of_its_rows(run, monkeypatch, options):
     readings = [json.loads(line) for line in said]
     assert all(abs(each["fraction"] - each["rows"] / (2 * NUM_ROWS)) < 0.1 for each in readings[1:])
     assert (len(readings), readings[-1]["fraction"]) == (14, 1.0)
-
-
-# Terminals
 
 
 def on_a_terminal(*words, **environment):
@@ -175,9 +164,6 @@ def test_on_a_terminal_there_is_colour_unless_it_is_not_wanted(
     shown = on_a_terminal(*command, NO_COLOR=no_color, PYTHONIOENCODING="utf-8")
     assert ("\x1b[1;32m story." in shown) is is_coloured
     assert ("⟦ story.⟨<|end|>⟩⟧" in shown) is not is_coloured
-
-
-# Streams that are closed or full
 
 
 def test_a_reader_that_stops_after_the_first_lines_causes_no_error(data):

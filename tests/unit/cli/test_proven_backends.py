@@ -83,8 +83,6 @@ def test_prove_is_status_1_if_no_backend_is_exact_or_none_is_installed(run):
     assert "AD435 no fast tokenizer backend is installed; pip install fastokens" in talk
 
 
-# What inspect says of it
-
 CHAT = [user("Is it far?"), assistant("No.\nNot at all.")]
 
 

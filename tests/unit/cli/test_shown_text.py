@@ -45,9 +45,6 @@ def test_what_is_shown_as_trained_is_what_a_loader_trains(test_data, run_json):
             assert (text["num_tokens"], text["num_trained"]) == (len(labels), sum(by_token))
 
 
-# Tokens as texts
-
-
 def byte_level():
     """A token for each byte, and three that hold parts of characters."""
     vocab = {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -154,8 +151,6 @@ def test_text_that_looks_like_a_special_token_is_text():
     pieces = pieces_of(tokenizer.encode("<|end|>").ids, tokenizer=tokenizer)
     assert (text_of(pieces), {piece.name for piece in pieces}) == ("<|end|>", {""})
 
-
-# Lines of a terminal
 
 SPECIAL = "<|end|>"
 ITEM = re.compile(r"⟨U\+(?P<code>[0-9A-F]{4,6})⟩|⟨0x(?P<byte>[0-9A-F]{2})⟩|⟨(?P<special>[^⟩]*)⟩|(?P<char>.)")

@@ -129,9 +129,6 @@ def test_an_observer_is_told_the_events_of_its_owner_and_those_of_none():
     assert left == ["of.another", "of.another_from_elsewhere", "of.none", "of.none_later"]
 
 
-# Tracebacks
-
-
 def test_of_a_module_that_cannot_be_imported_its_own_frames_are_left(tmp_path, monkeypatch):
     (tmp_path / "broken_here.py").write_text("def f():\n    raise ImportError('x')\nf()\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -45,8 +45,6 @@ def test_the_samples_of_a_reply_are_sent_from_where_they_lie():
     assert sum(len(piece) for piece in sent if piece is not tokens and piece is not values) < 500
 
 
-# Objects of a store, in columns
-
 STAMPS = [
     ObjectStamp(Address("s3", "bucket", "data/a.jsonl"), 10, '"etag"', "v1", 7),
     ObjectStamp(Address("s3", "bucket", "b"), 0, "", "v2", 0),

@@ -71,9 +71,6 @@ def sample(chunk: Neighbours) -> Sample:
     return made_of(chunk, 4, 10, 5)
 
 
-# Positions and locations
-
-
 @given(places=st.lists(st.tuples(*[st.integers(0, 2**70)] * 3)))
 def test_positions_are_read_back_as_they_are_written_and_ordered_as_they_come(places):
     positions = [Position(*place) for place in places]
@@ -102,9 +99,6 @@ def test_a_line_number_counts_from_one_and_is_the_last_one_where_the_file_has_sh
     for number, start in [*zip(numbers, starts, strict=True)][-3:]:
         assert SourceLocation(str(path), start, 1).line_number() == number
     assert SourceLocation(str(path), len(data) + 1000, 1).line_number() == data.count(b"\n") + 1
-
-
-# Lazy fields
 
 
 @pytest.mark.parametrize("name", LAZY)
@@ -156,9 +150,6 @@ def test_a_sample_that_is_not_decoded_is_never_encoded_unseen(sample, encode):
             encode(each)
 
 
-# Letting go of the chunk, and copies
-
-
 def test_a_detached_sample_owns_what_it_has_and_lets_go_of_its_chunk():
     chunk = Neighbours()
     sample, gone = made_of(chunk, 4), weakref.ref(chunk)
@@ -191,8 +182,6 @@ def test_a_clone_has_every_value_and_no_chunk(sample, chunk, clone):
     assert sample.metadata == {"a": [1]}
     assert [each.index for each in clone(SampleRange(chunk, 0, 1, 0, 0, 4).samples())] == [0, 1, 2, 3]
 
-
-# As builtins
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -241,9 +230,6 @@ def test_the_statuses_are_slimes_and_no_other_is_taken(status):
     assert list(Status) == ["pending", "completed", "truncated", "aborted", "failed"]
     with pytest.raises(ValueError, match="is not a valid Status"):
         Sample.from_dict({"status": status})
-
-
-# As text
 
 
 def test_a_sample_shows_what_it_is_and_not_all_it_holds(sample):

@@ -65,9 +65,6 @@ def served(buffer_filter, buffer, num_groups=None):
 SOURCE, BALANCED = ByMetadata("source"), BalancedByMetadata("source")
 
 
-# Whatever the filter
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -238,9 +235,6 @@ def test_a_balanced_filter_always_serves_the_value_that_is_furthest_behind(buffe
     assert served_by(buffer_filter, buffer) == placed(taken, others, buffer_filter.missing)
 
 
-# Whatever they are
-
-
 @in_ci(max_examples=30)
 @given(every_filter, buffers, st.integers(1, 15))
 def test_no_group_is_lost_repeated_or_changed(buffer_filter, buffer, num_groups):
@@ -297,9 +291,6 @@ def test_a_value_that_has_no_rank_is_named_with_its_group(buffer_filter, buffer,
         buffer_filter(buffer, 1)
 
 
-# Several in a row
-
-
 def test_the_last_filter_of_a_chain_has_the_last_word_on_the_order_and_alone_is_asked_for_few():
     """Or the first one would decide alone."""
     buffer, asked = rows_with(2, 1, 2, 1), []
@@ -325,9 +316,6 @@ def test_a_filter_of_a_chain_that_returns_nothing_is_named():
         served(Chain((forgets, ByStaleness())), rewarded(1.0))
 
 
-# Dynamic sampling
-
-
 def test_rewards_differ_or_they_do_not():
     differing, alike = rewarded([0, 1], [0.5, 0.5])
     assert has_reward_spread(differing)
@@ -343,9 +331,6 @@ def test_rewards_differ_or_they_do_not():
 def test_a_group_that_is_not_wholly_rewarded_is_not_judged(reward):
     with pytest.raises(InvalidGroupError, match="AD433 group 0, sample 1: reward .*need a finite number; reward every"):
         has_reward_spread(rewarded([1.0, reward])[0])
-
-
-# Rolled out anew
 
 
 def rolled_out(number, prompt, response, /, **fields):

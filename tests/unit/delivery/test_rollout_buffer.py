@@ -10,8 +10,6 @@ from asyncdata.filters import ByStaleness
 from tests.support.chunks import made_by_hand
 from tests.support.parts import filter_of, validate_groups
 
-# Filters
-
 
 @pytest.mark.parametrize(
     ("what", "message"),
@@ -26,9 +24,6 @@ from tests.support.parts import filter_of, validate_groups
 def test_what_is_no_filter_is_refused_when_the_loader_is_made(what, message):
     with pytest.raises(ConfigError, match=message):
         filter_of(what)
-
-
-# What may enter
 
 
 ONE, INSIDE = made_by_hand(1), made_by_hand(1, size=2)

@@ -81,8 +81,6 @@ def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(b
     assert index.num_tokens.tolist() == expected.num_tokens.tolist()
 
 
-# Its file
-
 PARTS = [
     Indexed(
         bytes(4 * n), ints(range(n)), ints([7] * n), marks, n, {"max_length": n}, [RowError(0, "AD101", "cut")], told
@@ -153,9 +151,6 @@ def test_the_folder_is_where_caches_are(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert cache_folder() == "/home/me/.cache/asyncdata"
-
-
-# What is evicted
 
 
 def identity(number: int) -> str:

@@ -28,8 +28,6 @@ from tests.support.parts import (
 from tests.support.report_pages import write_run_of
 from tests.support.telemetry_files import interval, start, write
 
-# Charts
-
 
 def test_a_line_goes_through_its_values_and_breaks_where_there_is_none():
     goal = Series("goal", [10, 10, 10, 10], is_target=True)
@@ -56,9 +54,6 @@ def test_numbers_have_three_digits_and_a_unit():
     times = {0: "0 s", 0.25: "0.25 s", 90: "90 s", 900: "15 min", 11_700: "3.25 h", 259_200: "3 d"}
     assert {value: short(value) for value in figures} == figures
     assert {value: duration(value) for value in times} == times
-
-
-# Figures
 
 
 def test_a_quantile_is_the_bucket_that_has_it_and_sums_leave_out_what_is_zero():
@@ -103,8 +98,6 @@ def test_the_time_of_a_call_is_shown_until_it_ended_also_over_moments_without_an
     assert found == [(0, 15, 30), (15, 20, 10)]
 
 
-# Texts of users
-
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # with lone surrogates
 
 
@@ -126,9 +119,6 @@ def test_json_in_a_script_is_the_value_and_cannot_end_it_and_no_text_turns_what_
     assert json.loads(found) == value
     assert not set("<>&\u2028\u2029") & set(found)
     assert all(char.isprintable() or char in "\n\t" for char in visible(text))
-
-
-# Samples
 
 
 def shown(*samples, **limits):

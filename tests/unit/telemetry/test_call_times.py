@@ -97,9 +97,6 @@ def test_time_in_which_the_workers_had_no_cpu_is_named(waiting):
     assert waiting.times.wait_s == waiting.times.first_s == {"start": 4.5, "cpu": 3.5}
 
 
-# How long workers waited for a CPU
-
-
 def watch_of(times):
     """Of workers with these times, by their pids."""
 
@@ -128,8 +125,6 @@ def test_the_systems_counters_are_read_where_they_are(tmp_path, text, expected):
         (tmp_path / "proc/12/schedstat").write_text(text)
     assert cpu_times(12, tmp_path) == expected
 
-
-# Histograms
 
 SIZE = 1 << 16
 """Numbers below it are looked up, others are searched."""

@@ -28,9 +28,6 @@ KINDS = (*typing.get_args(records.Record), SourceCounts)
 FIRST = "rank-00000-0000.jsonl"
 
 
-# Records
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_field_of_a_record_is_explained_where_it_is_declared(kind):
     words = set(re.findall(r"\w+", kind.__doc__))
@@ -49,9 +46,6 @@ def test_a_reader_ignores_fields_that_it_does_not_know_and_refuses_a_record_with
     assert decode(line) == Interval(at=1.0, elapsed_s=2.0, place=Place(0, 1, 2))
     with pytest.raises(msgspec.ValidationError, match="place"):
         decode(b'{"kind":"interval","at":1.0,"elapsed_s":2.0}')
-
-
-# Runs
 
 
 def test_ranks_are_a_generation_a_restart_begins_the_next_and_what_was_delivered_again_counts_once(tmp_path):
@@ -150,9 +144,6 @@ def test_any_chain_of_crashes_gives_the_samples_with_the_smallest_keys(tmp_path_
     stream = sorted(map(telemetry_files.sample, range(end)), key=lambda sample: sample.key)
     of_each = [[sample for sample in stream if sample.source == source][:most] for source in ("math", "code")]
     assert read(folder).samples() == sorted(sum(of_each, []), key=lambda sample: sample.place)
-
-
-# Writing
 
 
 def test_each_start_of_a_rank_has_a_file_of_its_own_and_no_link_is_followed(tmp_path):

@@ -183,9 +183,6 @@ def test_an_excerpt_is_one_short_line_and_a_fault_can_always_be_sent():
     assert excerpt("\U0001f600".encode() * 80) == "\\U0001f600" * 80
 
 
-# Columns
-
-
 COLUMNS = ("prompt", "label", "metadata", "extra")
 kept = st.tuples(
     st.lists(st.integers(0, 2**31 - 1), max_size=5), st.dictionaries(st.sampled_from(COLUMNS), json_values, max_size=4)

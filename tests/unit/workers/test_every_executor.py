@@ -50,9 +50,6 @@ def free_slots(executor) -> int:
     return len(held)
 
 
-# Requests and replies
-
-
 async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
     client = Client(make(row_id), rows(500), row_id)
     async with client.reading() as window:
@@ -118,9 +115,6 @@ async def test_an_executor_cancelled_inside_a_row_stops_at_once(make, rows, gate
     gate.open()  # the abandoned thread ends
 
 
-# Slots
-
-
 async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, rows, gate):
     client = Client(make(waits), rows(9, {0: gate.special}), waits)
     executor = client.executor
@@ -146,9 +140,6 @@ async def test_a_reused_slot_shows_no_stale_bytes(make, jsonl_file):
         window = await client.window()
         assert window.slot == first.slot
         assert ids_of(await client.tokenized(window, 30, 60)) == list(range(30, 60))
-
-
-# What a tokenize function may do
 
 
 async def test_a_row_whose_function_raises_is_bad_and_its_neighbours_are_not(make, rows):
@@ -220,9 +211,6 @@ async def test_a_file_that_is_not_what_it_was_fails_the_request(make, rows, harm
     assert failed.message.startswith(message.format(path))
 
 
-# Statistics
-
-
 async def test_statistics_say_who_is_busy_and_how_far(make, rows, gate):
     waiting = dict.fromkeys(range(5, 20), {"gate": gate.special["gate"]})
     client = Client(make(waits), rows(20, {4: gate.special, **waiting}), waits)
@@ -243,9 +231,6 @@ async def test_statistics_say_who_is_busy_and_how_far(make, rows, gate):
     first = next(worker for worker in busy.workers if worker.state == "busy" and worker.num_rows_done == row)
     assert first.busy_s > 0
     assert (busy.num_restarts, again.num_restarts, again.num_queued) == (0, 0, 0)
-
-
-# Opening the tokenize function again
 
 
 async def test_an_opened_again_function_answers_later_requests_and_no_request_is_lost(make, rows, tmp_path):

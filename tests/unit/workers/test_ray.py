@@ -117,9 +117,6 @@ def test_without_ray_the_error_names_the_package(monkeypatch, tmp_path):
         DataLoader(write_rows(tmp_path / "rows.jsonl", 3), tokenize_fn=row_id, executor=RayExecutor())
 
 
-# What a node must have
-
-
 @pytest.fixture
 def terms(jsonl_file):
     return terms_of(Client(None, jsonl_file([{"id": 1}, {"id": 2}]), row_id).job)
@@ -180,9 +177,6 @@ def test_the_files_have_digests_even_if_the_source_has_none(jsonl_file, terms):
     files = JsonlSource(str(jsonl_file([{"id": 5}], "other.jsonl"))).open(64).files
     job = with_(terms.job, files=[with_(file, digest="") for file in files])
     assert all(file.digest for file in terms_of(job).job.files)
-
-
-# A lost cluster
 
 
 @pytest.mark.asyncio

@@ -51,9 +51,6 @@ def left_out(events):
     return [event for event in events if event["event"] == "snapshot.rows_left_out"]
 
 
-# Files
-
-
 def test_what_is_loaded_and_saved_again_is_the_same_and_can_be_looked_at_like_any_snapshot(prompts, given):
     with source_of(prompts, **given) as source:
         back = source.get_samples(5)[:2]
@@ -173,9 +170,6 @@ def test_what_a_later_rollout_changes_inside_of_the_metadata_is_not_in_an_earlie
         assert source.get_metadata() == source.metadata == {"seen": {"prompts": [0]}}
 
 
-# What does not fit
-
-
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
@@ -293,9 +287,6 @@ def test_a_dataset_in_memory_is_known_by_its_length(given, taken, expected):
         source.load(0)
         assert (source.epoch_id, source.sample_offset) == ((1, 0) if taken else (0, 0))
     assert [(event["num_delivered"], event["num_left_out"]) for event in left_out(events)] == expected
-
-
-# slime's own file
 
 
 def test_a_folder_in_which_slime_has_gone_on_is_refused_until_one_of_the_two_is_removed(prompts, given):

@@ -61,9 +61,6 @@ def assert_same(one, other):
         assert one == other
 
 
-# What it costs
-
-
 def test_giving_a_group_back_copies_none_of_its_large_arrays(prompts, given):
     with source_of(prompts, **given) as source:
         groups = with_experts(source.get_samples(1), 32 * MIB)
@@ -109,9 +106,6 @@ def test_what_is_in_such_files_is_counted_where_a_snapshot_is_shown(prompts, giv
         source.save(0)
     found = describe_file(checkpoint_at(given["save"], 0))
     assert (found["num_buffered_groups"], found["num_buffered_samples"], found["num_buffered_tokens"]) == (2, 5, 45)
-
-
-# What comes back
 
 
 @pytest.mark.thorough
@@ -250,9 +244,6 @@ def test_a_checkpoint_from_before_groups_had_files_is_restored(given):
             source.save(4)
 
 
-# Files
-
-
 @pytest.mark.thorough
 def test_files_that_no_kept_checkpoint_names_are_removed(prompts, given):
     folder = Path(given["save"], "rollout", "asyncdata_groups")
@@ -386,9 +377,6 @@ def test_a_group_that_cannot_be_written_leaves_what_was_there(prompts, given, mo
         assert set(files_of(given)) <= set(before), "nothing names it"
         source.load(0)
         assert source.get_buffer_length() == 1
-
-
-# What no checkpoint can hold
 
 
 def nested(depth):

@@ -190,9 +190,6 @@ def test_pictures_of_a_rollout_come_back_pixel_by_pixel_or_if_pillow_is_missing_
             source.load(0)
 
 
-# Who makes them
-
-
 def decode(args, media):
     """Pictures that are opened, and not decoded, as slime leaves them; notes who did it."""
     assert args.lock is None or args.lock.acquire(blocking=False)

@@ -85,9 +85,6 @@ def test_a_group_that_no_checkpoint_can_store_is_served_and_counted():
         assert source.statistics()["asyncdata_unpersistable_groups_total"] == 1
 
 
-# The data buffer
-
-
 class Plain:
     """As little of a data buffer as ours needs: first in, first out."""
 

@@ -211,9 +211,6 @@ def test_chats_that_are_too_long_or_have_odd_roles_are_rendered(prover, messages
     assert prover.asked == []
 
 
-# Programs
-
-
 def test_a_value_that_is_too_deep_to_be_made_into_text_is_rendered():
     deep: Any = "a"
     for _ in range(100_000):

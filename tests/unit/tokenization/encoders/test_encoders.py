@@ -112,9 +112,6 @@ def test_hf_uses_no_backend_and_one_that_raises_leaves_the_texts_to_tokenizers(w
     assert Watched.__call__.call_count == 1  # type: ignore[attr-defined]
 
 
-# The audit.
-
-
 @pytest.fixture
 def found_out(monkeypatch, tokenizer, files) -> Callable[[str], None]:
     """A backend that is proven, and becomes wrong on one rare text."""
@@ -262,9 +259,6 @@ def test_one_process_of_a_run_audits_and_another_when_it_is_gone():
         assert third == "True"
 
 
-# Its parts.
-
-
 def test_a_backend_is_loaded_again_when_its_caches_have_grown(tokenizer, monkeypatch):
     load = Mock(side_effect=lambda: HfEncoder(tokenizer))
     change(monkeypatch, most_growth_of_an_encoder=50)
@@ -322,9 +316,6 @@ def proven(monkeypatch) -> Callable[[TokenizerFiles], TokenizerFiles]:
         return files
 
     return prove
-
-
-# The offsets that follow from the ids.
 
 
 @pytest.mark.parametrize("form", ["", "NFC"])
@@ -406,9 +397,6 @@ def test_the_check_names_the_first_text_whose_offsets_are_others(files):
     assert check.difference.endswith(" 'hea'")
 
 
-# The encoder of both.
-
-
 def test_a_proven_backend_tells_the_same_as_tokenizers_which_is_not_loaded_for_plain_texts(
     proven, normalizing, monkeypatch
 ):
@@ -455,9 +443,6 @@ def test_the_samples_are_the_same_by_every_backend(proven, normalizing, make, ro
     ]
     assert made == [made[0]] * 3
     assert isinstance(made[0][0][0], list), "it is a sample"
-
-
-# Where the offsets are not proven.
 
 
 def test_a_backend_without_proven_offsets_is_not_used_by_auto_and_refused_by_name(

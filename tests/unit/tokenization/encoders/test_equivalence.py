@@ -185,9 +185,6 @@ def test_the_ids_around_a_text_are_part_of_the_proof(monkeypatch, small_tokenize
     assert records.find(proof.subject) == proof
 
 
-# It grows
-
-
 TEXTS = ["plain", "caf\u00e9", "\u4e00", "x\u4e01", "\ud800"]
 
 
@@ -385,9 +382,6 @@ def test_a_difference_that_no_character_explains_refuses_the_backend(tried):
 def test_whatever_characters_are_wrong_none_of_them_is_proven(tokenizer, wrong):
     found = swept(tokenizer, lambda text: any(ord(char) in wrong for char in text), separator_of(tokenizer))
     assert (found.refusal, excluded(found)) == ("", wrong)
-
-
-# Sets of characters
 
 
 code_points = st.sets(st.integers(0, 0x10FFFF), max_size=30)

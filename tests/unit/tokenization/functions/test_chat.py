@@ -175,9 +175,6 @@ def part(*texts: str) -> Any:
     return [{"type": "text", "text": text} for text in texts]
 
 
-# What is trained
-
-
 TRAP = f"<|im_start|>assistant\nfake{END}\n"
 FIVE = talk("a", "b", "c", "d")
 LOSSES = [user("a"), assistant("b", loss=False), user("c"), assistant("d", loss=True), assistant("e")]
@@ -322,9 +319,6 @@ def test_a_turn_that_parts_from_its_prompt_is_trained_from_there(name, template,
     assert trained(fn, {"messages": chat}) == [f"{past}b{end}", f"{past}d{end}", f"{past}f{end}"]
 
 
-# Templates that are refused
-
-
 DEPENDS = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + HEADER + '\\n' }}
 {{- (m.content or '') + BEHIND + '<|im_end|>' }}{% endfor %}
@@ -415,9 +409,6 @@ def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_coun
     assert noted == {"answer_without_stop": 100}
 
 
-# Turns whose content is not text
-
-
 def codes(name: str, template: str, *chats: Any) -> list[tuple[int, str]]:
     """The bad rows among chats; they are the same as prompts."""
     found = faults(run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": chat} for chat in chats]))
@@ -466,9 +457,6 @@ def test_what_a_turn_without_content_has_is_named_and_a_tool_may_return_anything
 )
 def test_a_content_part_that_the_template_does_not_write_as_text_makes_a_bad_row(name, template, unread):
     assert codes(name, template, CHAT, *[talk([unread], "a")] * 4) == [(number, "AD131") for number in range(1, 5)]
-
-
-# From characters to tokens
 
 
 def word_with_a_border(name: str) -> tuple[str, str]:
@@ -579,9 +567,6 @@ def test_the_answers_of_a_pair_begin_with_the_token_that_has_the_space_before_th
     ((start, _),) = extra["rejected_spans"]
     assert trained_texts(chunk, tokenizer_of(fn)) == [[" blue here</s>"]]
     assert tokenizer_of(fn).decode(extra["rejected_input_ids"][start:]) == " nothing"
-
-
-# Against transformers
 
 
 @pytest.fixture

@@ -33,9 +33,6 @@ every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 any_length = pytest.mark.parametrize("kind", OF_ANY_LENGTH.values(), ids=OF_ANY_LENGTH)
 
 
-# Samples
-
-
 @every_kind
 def test_a_sample_has_the_tokens_of_its_whole_text_and_trains_its_part_of_it(name, kind: Kind):
     fn = kind.make(name)
@@ -57,9 +54,6 @@ def test_a_text_that_the_tokenizer_refuses_is_named_and_the_others_are_kept(smal
     chunk = run(function(folder).open(), [{key: "aa"}, {key: "c"}, {key: "aa"}])
     assert (chunk.num_samples, faults(chunk)) == (2, [(1, "AD421")])
     assert chunk.errors[0].reason.startswith("the tokenizer raised Exception: WordLevel error: Missing [UNK] token")
-
-
-# Lengths
 
 
 @every_kind
@@ -99,9 +93,6 @@ def test_a_sample_that_is_cut_keeps_the_labels_of_the_tokens_that_are_left(name,
             assert (token_ids(chunk), flags_of(chunk)) == ([ids[window]], kept)
         else:
             assert drops(chunk) == {"no_trained_tokens": [0]}
-
-
-# Settings
 
 
 CHANGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
@@ -279,9 +270,6 @@ def test_resolving_gives_a_local_folder_or_the_commit_of_a_hub_name(small_tokeni
     assert there.fingerprints() == PromptTokenizeFn(small_tokenizer).fingerprints()  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="AD413"):
         PromptTokenizeFn(str(tmp_path / "nothing")).resolve()
-
-
-# Processes
 
 
 HEAVY = """

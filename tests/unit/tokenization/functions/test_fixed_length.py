@@ -56,9 +56,6 @@ def rows_of_babilong(test_data: Path, file: str, every: int) -> list[Any]:
     return json.loads((test_data / "babilong" / file).read_text(encoding="utf-8"))[::every]
 
 
-# The shape of a sample
-
-
 def test_a_sample_is_prompt_answer_end_and_padding_and_only_the_answer_is_trained(name):
     fn = babilong(name, pad_id=77)
     chunk = run(fn.open(), [ROW])
@@ -94,9 +91,6 @@ def test_any_keys_of_a_row_can_be_laid_out(name):
     chunk = run(fn.open(), [{"a": "one", "b": "two", "c": "three"}])
     assert texts(fn, chunk) == [f"{{one}} two or two? three, one{END}"]
     assert trained_texts(chunk, tokenizer_of(fn)) == [[f" three, one{END}"]]
-
-
-# What is too long
 
 
 @pytest.mark.thorough

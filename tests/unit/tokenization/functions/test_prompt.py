@@ -142,9 +142,6 @@ def test_a_row_for_a_framework_is_kept_as_it_is_and_without_tokens_if_its_prompt
     assert faults(chunk) == [(12, "AD111"), (13, "AD110")]
 
 
-# Against transformers
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k", "gpt2-bpe-50k-generation"])
 @pytest.mark.parametrize("file", ["gsm8k/test.slime", "gsm8k/test.chat", "chat_sft/chat_sft"])

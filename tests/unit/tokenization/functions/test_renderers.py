@@ -134,9 +134,6 @@ def test_without_the_package_the_error_names_it(small_tokenizer, monkeypatch):
         RendererTokenizeFn(small_tokenizer).resolve()
 
 
-# The package renderers
-
-
 SPECIAL = ("think", "/think", "tool_call", "/tool_call", "tool_response", "/tool_response")
 
 

@@ -43,9 +43,6 @@ def xtuner(result: Any) -> Any:
 either = pytest.mark.parametrize("made", [plain, xtuner], ids=["plain", "xtuner"])
 
 
-# What it returns
-
-
 SAMPLES: dict[str, tuple[Any, list[int], dict[str, Any]]] = {
     "a list": ([1, 2], [1, 2], {}),
     "an array": (np.array([1, 2]), [1, 2], {}),
@@ -130,9 +127,6 @@ def test_an_error_about_a_huge_value_is_short(jsonl_file, function, text):
     assert len(caught.value.reason) < 2_100
 
 
-# Its labels and masks
-
-
 @st.composite
 def samples(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     """Tokens, and labels that are the token or -100."""
@@ -204,9 +198,6 @@ def test_a_loaders_samples_have_these_labels_and_its_packs_train_them(jsonl_file
         (batch,) = loader
     assert (sample.tokens.tolist(), sample.labels.tolist(), sample.extra) == ([5, 6, 7], [-100, 6, 7], {"kind": "x"})
     assert batch["labels"].tolist() == [[-100, 6, 7]]
-
-
-# What it raises, and batches
 
 
 def lengths(row: dict[str, Any]) -> list[int]:

@@ -22,9 +22,6 @@ from tests.support.worker_fns import tells_who, waits
 pytestmark = pytest.mark.asyncio
 
 
-# Their slots
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_forgotten", [False, True])
 async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, gate, monkeypatch, is_forgotten):
@@ -60,9 +57,6 @@ async def test_a_dead_workers_slot_and_requests_wait_until_it_is_reaped(rows, ga
             assert ids_of(await client.answer(asked)) == [0]
             assert gate.began.exists()
         assert freed == [True]
-
-
-# Which request is to blame
 
 
 @pytest.mark.thorough
@@ -106,18 +100,12 @@ async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
     assert failure_of(again_and_again[-1]).message == str(error), "the last is told what everybody is told"
 
 
-# Workers that hang or stop
-
-
 @pytest.mark.thorough
 async def test_rows_that_are_slow_together_do_not_count_as_hung(rows):
     path = rows(8, dict.fromkeys(range(8), {"sleep_s": 0.8}))
     async with pool(path, tells_who, row_timeout_s=5.0) as (executor, client, window):
         assert ids_of(await client.tokenized(window)) == list(range(8))
     assert executor.statistics().num_restarts == 0
-
-
-# The fork server
 
 
 async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeypatch):

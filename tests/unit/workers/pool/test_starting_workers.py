@@ -28,9 +28,6 @@ from tests.support.worker_fns import Opening
 pytestmark = pytest.mark.asyncio
 
 
-# What is shared
-
-
 @pytest.mark.thorough
 async def test_the_tokenize_function_is_opened_once_for_all_workers_including_later_ones(rows, tmp_path):
     async with pool(rows(5), Opening("is counted", str(tmp_path)), 3) as (executor, client, window):
@@ -100,9 +97,6 @@ def refuse_pidfds(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
         raise error
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-
-
-# What cannot start
 
 
 async def failure_to_run(client: Client) -> str:

@@ -66,9 +66,6 @@ async def test_much_output_does_not_block_a_worker_and_does_not_fill_the_log(row
     assert 4096 <= len(said(events)) <= 100 * 4096
 
 
-# Its connection
-
-
 CHANCE = random.Random(3)
 
 
