@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
-from unittest.mock import Mock
 
 import pytest
 
@@ -128,19 +127,3 @@ def test_where_it_cannot_be_told_whether_a_folder_is_in_use_it_is_never_taken_fo
     end(process)
     TemporaryFolder("rows").close()
     assert (folder / "copy").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "lacks"),
-    [("_BOOT_ID", "/proc/no/such/file"), ("lock", OSError("no locks available"))],
-    ids=["a name of the machine", "locks"],
-)
-def test_there_it_is_removed_by_its_owner_alone(place, monkeypatch, name, lacks):
-    new = Mock(side_effect=lacks) if name == "lock" else lacks
-    monkeypatch.setattr(f"asyncdata.core.files.{name}", new)
-    folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
-    assert set(place.iterdir()) == {Path(folder.path), Path(other.path)}
-    other.close()
-    assert list(place.iterdir()) == [Path(folder.path)]
-    folder.close()
-    assert list(place.iterdir()) == []

@@ -6,14 +6,12 @@ import errno
 import json
 import os
 import tracemalloc
-from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import Position, SourceLocation
 from asyncdata.errors import BadRowError, QuarantineError
-from tests.support.parts import Chunk, ColumnWriter, Quarantine, RowFault, bad_row_error, read_quarantine
+from tests.support.parts import Quarantine, read_quarantine
 
 PLACE = {"path": "/rows", "line": 3, "byte_offset": 9}
 ERROR = BadRowError("AD101", "cut off \u00fc", **PLACE, excerpt='{"a', traceback="long")
@@ -125,42 +123,3 @@ def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
     assert peak < 8 << 20
     assert [entry.line for entry in found.entries] == [7]
     assert found.num_unreadable == 1
-
-
-# From a bad row in a chunk to the error that a user reads
-
-LINES = [b'{"id": 0}', b'{"id": 1', b'{"id": "' + b"x" * 500 + b'"}']
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\n".join(LINES) + b"\n")
-    return path
-
-
-def error_of(path, row, fault, *, too_long=False):
-    def location(row: int) -> SourceLocation:
-        offset = sum(len(line) + 1 for line in LINES[:row])
-        return SourceLocation(str(path), offset, -1 if too_long else len(LINES[row]))
-
-    out = ColumnWriter()
-    out.fail(row, fault)
-    window = SimpleNamespace(location=location, key=lambda row: (0, location(row).byte_offset))
-    chunk = Chunk(out.finish(len(LINES), 0.0), Position(), len(LINES), window, ends_epoch=True)
-    return bad_row_error(chunk.row_location(chunk.errors[0].row), chunk.errors[0])
-
-
-@pytest.mark.parametrize("too_long", [False, True])
-def test_the_beginning_of_a_row_that_killed_its_worker_is_read_from_the_file(path, too_long):
-    error = error_of(path, 2, RowFault("AD423", "a worker died"), too_long=too_long)
-    assert error.line == 3
-    assert error.excerpt == '{"id": "' + "x" * 72 + "..."
-    assert error_of(path, 0, RowFault("AD108", "too long"), too_long=True).excerpt == '{"id": 0}', "to its line's end"
-
-
-def test_a_file_that_is_gone_does_not_hide_what_is_wrong_with_the_row(path):
-    path.unlink()
-    error = error_of(path, 1, RowFault("AD423", "a worker died"))
-    assert (error.line, error.byte_offset, error.excerpt) == (None, 10, "")
-    assert str(error) == f"AD423 {path} (byte 10): a worker died"

@@ -1,7 +1,6 @@
 """The statistics: flat, for Prometheus, OpenTelemetry and dashboards; in a printed loader; and in a timeout's words."""
 
 import gc
-import json
 import os
 import re
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata import DataLoader, Mix, RowFn, SourceLocation, SourceStatistics, Statistics
+from asyncdata import DataLoader, Mix, RowFn, SourceStatistics, Statistics
 from asyncdata.errors import ConfigError
 from asyncdata.loader.statistics import lacking
 from tests.support.parts import WorkerState, explain_timeout, measurements
@@ -243,27 +242,3 @@ def test_the_stage_that_starves_is_named(now, settings, expected):
     assert "try: a longer timeout_s" in message or "is_indexing" not in settings
     assert ("please report it" in message) == ("nothing is under way" in facts["stage"])
     assert ("workers: none" in message) == (not now.workers)
-
-
-def test_a_timeout_says_what_there_is_what_is_missing_and_what_to_turn(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"one\ntwo\nthree\n")
-    there = {"ready_samples": 1, "in_flight_rows": 3, "capacity_samples": 9, "worker_restarts_total": 4}
-
-    message, facts = explained(statistics(workers=[IDLE, BUSY], **there), SourceLocation(str(path), 4, 3))
-
-    assert message.splitlines() == [
-        "AD510 no data for 2.0 s: 1 samples are ready, 5 more are needed.",
-        "  stage: tokenize: the workers have 3 rows and cannot keep up, or one hangs (busy for 12.3 s)",
-        "  channel: 1 ready + 3 in flight of 9",
-        "  workers: idle, busy 12.3 s; restarts: 4; queued: 0",
-        f"  oldest row in flight: {path}:2 (byte 4)",
-        "  try: more num_workers, a larger buffer_size, or a lower Limits(row_timeout_s=...) if a worker hangs",
-    ]
-    assert json.loads(json.dumps(facts)) == facts
-    assert (facts["num_missing"], facts["waited_s"]) == (5, 2.0)
-    assert facts["oldest_row"] == {"path": str(path), "byte_offset": 4, "num_bytes": 3}
-    assert facts["statistics"]["workers"][1]["pid"] == 7
-    path.unlink()
-    gone, _ = explained(statistics(), SourceLocation(str(path), 4, 3))
-    assert f"  oldest row in flight: {path} (byte 4)" in gone.splitlines(), "a file that is gone hides nothing"

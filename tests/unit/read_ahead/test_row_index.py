@@ -133,18 +133,6 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
     assert read(folder) == PARTS
 
 
-def test_an_appended_part_overwrites_a_part_that_was_refused(tmp_path):
-    write(tmp_path, PARTS)
-    with opened(tmp_path) as file:
-        for found in file.parts():
-            if found == PARTS[2]:
-                file.refuse()
-                break
-        file.append(PARTS[4])
-        file.finish()
-    assert read(tmp_path) == [*PARTS[:2], PARTS[4]]
-
-
 def test_the_folder_is_where_caches_are(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_folder() == "/caches/asyncdata"

@@ -433,19 +433,6 @@ def test_what_happens_before_the_fingerprint_is_looked_at_by_stat_alone(path, ot
     assert touched.fingerprint() is not touched.fingerprint(), "of what it is now: nothing to hold it against"
 
 
-def test_a_reader_checks_the_files_that_it_has_read_since_the_last_check(path):
-    reader = reader_of(path)
-    reader.check()
-    reader.read_block(Block(0, 0, 10), 99)
-    reader.check()
-    path.write_bytes(EDITED)
-    reader.check()  # nothing was read since
-    reader.read_block(Block(0, 0, 10), 99)
-    with pytest.raises(FileChangedError, match="^AD303"):
-        reader.check()
-    reader.close()
-
-
 def test_a_file_that_is_closed_to_make_room_is_looked_at_before(path, others, monkeypatch):
     change(monkeypatch, most_open_files=32)
     reader = reader_of(path, *others)

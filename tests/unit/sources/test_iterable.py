@@ -11,7 +11,7 @@ from asyncdata import DataLoader, IterableSource, Shuffle
 from asyncdata.errors import ConfigError
 from asyncdata.order.order import order_keys, shuffled_rows
 from tests.support.parts import MAX_ROW_BYTES, StreamOrder
-from tests.support.reading_rows import AS_IT_LIES, read_until_fault, rows_of, samples_of
+from tests.support.reading_rows import AS_IT_LIES, read_until_fault, rows_of
 from tests.support.streams import texts_of
 
 if TYPE_CHECKING:
@@ -34,13 +34,6 @@ def test_the_order_of_files_and_rows_is_the_same_for_ever():
 
 def rows_of_a_module(epoch: int) -> Iterator[dict[str, int]]:
     yield from ({"id": n, "epoch": epoch} for n in range(600))
-
-
-def test_examples_are_rows_in_order_numbered_and_created_again_for_each_epoch():
-    found = samples_of(IterableSource(rows_of_a_module), epochs=2)
-    assert [sample.extra for sample in found] == [*rows_of_a_module(0), *rows_of_a_module(1)]
-    assert [sample.source.row_number for sample in found] == [*range(600)] * 2
-    assert {sample.source.path for sample in found} == {f"{__name__}:rows_of_a_module"}
 
 
 def test_bytes_are_a_rows_own_text_and_a_row_that_is_too_long_has_none():

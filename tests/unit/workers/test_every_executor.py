@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import anyio
@@ -13,13 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import RayExecutor
-from asyncdata.errors import WorkerError
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, failure_of, ids_of, tokenized, until, value_of
+from tests.support.executors import NEVER_S, Client, ids_of, tokenized, until, value_of
 from tests.support.parts import NUM_SLOTS, InlineExecutor
 from tests.support.pools import process_pool
 from tests.support.ray_cluster import two_nodes
-from tests.support.tokenize_fns import characters, fails_on_13, row_id
+from tests.support.tokenize_fns import characters, row_id
 from tests.support.worker_fns import waits
 
 pytestmark = pytest.mark.asyncio
@@ -142,17 +140,6 @@ async def test_a_reused_slot_shows_no_stale_bytes(make, jsonl_file):
         assert ids_of(await client.tokenized(window, 30, 60)) == list(range(30, 60))
 
 
-async def test_a_row_whose_function_raises_is_bad_and_its_neighbours_are_not(make, rows):
-    reply = await tokenized(make(fails_on_13), rows(30), fails_on_13)
-    (error,) = reply.errors
-    assert (error.row, error.code) == (13, "AD421")
-    assert error.reason == "the tokenize function raised KeyError('thirteen')"
-    assert '"id": 13' in error.excerpt
-    assert "tokenize_fns.py" in error.traceback
-    assert "asyncdata/tokenization" not in error.traceback, "the library's own frames only hide the user's"
-    assert ids_of(reply) == [i for i in range(30) if i != 13]
-
-
 @pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
 async def test_each_row_has_its_own_fate_also_in_a_batch(make, jsonl_file, function):
     """An exit is no Exception, as the error of a panic in Rust is none. A row that is too long is not asked for."""
@@ -182,33 +169,6 @@ async def test_rows_that_are_not_wholly_in_the_slot_are_read_again(make, jsonl_f
         reply = await client.answer(client.ask(request))
     assert len(request.overflow) > 20
     assert [value_of(reply, "prompt", i) for i in range(80)] == texts
-
-
-@pytest.mark.parametrize("what", ["raises", "exits"])
-async def test_a_function_that_cannot_be_opened_is_a_worker_error(make, rows, what):
-    description = worker_fns.Opening(what)
-    client = Client(make(description), rows(1), description)
-    client.executor.prepare(client.slot_bytes)
-    with anyio.fail_after(NEVER_S), pytest.raises(WorkerError, match=r"^AD426 .*(no tokenizer\.json|not today)"):
-        await client.executor.run(client.job)
-
-
-@pytest.mark.parametrize(
-    ("harm", "kind", "message"),
-    [
-        (lambda path: os.truncate(path, 7), "SourceChangedError", "AD302 {} shrank: it had 50 bytes at the start, and"),
-        (os.unlink, "SourceError", "AD304 cannot read {}: No such file or directory"),
-    ],
-    ids=["it shrank", "it is gone"],
-)
-async def test_a_file_that_is_not_what_it_was_fails_the_request(make, rows, harm, kind, message):
-    path = rows(5)
-    client = Client(make(row_id), path, row_id)
-    async with client.running():
-        harm(path)
-        failed = failure_of(await client.answer(client.ask(next(iter(client.unread_window().scans())))))
-    assert failed.kind == kind
-    assert failed.message.startswith(message.format(path))
 
 
 async def test_statistics_say_who_is_busy_and_how_far(make, rows, gate):

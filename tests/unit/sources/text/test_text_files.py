@@ -14,7 +14,7 @@ from asyncdata import JsonArraySource, JsonlSource, Shuffle
 from asyncdata.errors import SourceError
 from tests.support.parts import StreamOrder
 from tests.support.reading_rows import read_until_fault, refusal_of, rows_of, samples_of
-from tests.support.streams import frames, jsonl, members, texts_of, write
+from tests.support.streams import frames, jsonl, members, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,18 +158,6 @@ def test_what_stands_between_or_after_members_and_frames_is_passed_over(tmp_path
     pytest.importorskip("zstandard")
     skipped = b"\x5e\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
     assert ids(write(tmp_path / "a.jsonl.zst", skipped + frames([many(0, 3)]) + skipped)) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json"])
-def test_a_row_that_is_too_long_has_its_length_and_no_bytes(tmp_path, name):
-    rows = [{"id": 0}, {"id": 1, "pad": "x" * 2_000_000}, {"id": 2}]
-    data = members([jsonl(rows)]) if name.endswith("gz") else json.dumps(rows).encode()
-    source = JsonlSource(str(write(tmp_path / name, data)), max_row_bytes=100)
-    stream = source.open(1024)
-    found = list(stream.read(StreamOrder(Shuffle(enabled=False), 0, 1), 0, None, bool))
-    assert [text for part in found for text in texts_of(part, 100)] == [b'{"id": 0}', None, b'{"id": 2}']
-    assert [n for part in found for n in part.lengths.tolist()] == [9, len(json.dumps(rows[1])), 9]
-    assert ids(source, bad_rows="skip") == [0, 2]
 
 
 @pytest.mark.thorough

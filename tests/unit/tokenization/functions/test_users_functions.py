@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asyncdata
-from asyncdata import ChatTokenizeFn, DataLoader, TextTokenizeFn
+from asyncdata import ChatTokenizeFn, DataLoader
 from asyncdata.errors import BadRowError, ConfigError
 from asyncdata.tokenization import base
 from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, resolve_path
@@ -20,8 +20,7 @@ from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support.faults import until
-from tests.support.tokenize_fns import row_id
-from tests.support.xtuner_fns import Characters, Returns, counting, ready
+from tests.support.xtuner_fns import Characters, Returns, counting
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 
 HERE = __name__
@@ -340,17 +339,6 @@ REFUSED_FUNCTIONS: dict[str, tuple[Any, str]] = {
 def test_what_a_worker_cannot_make_is_refused_before_there_is_any(make, reason):
     with pytest.raises(ConfigError, match=reason):
         make()
-
-
-def test_functions_and_descriptions_are_returned_unchanged_and_objects_by_their_path_are_described(small_tokenizer):
-    fn = TextTokenizeFn(str(small_tokenizer))
-    named: Any = resolved(f"{XTUNER_FNS}:ready")
-    assert (resolved(row_id), resolved("tests.support.tokenize_fns:row_id")) == (row_id, row_id)
-    assert resolved(fn) == fn
-    assert named == XTunerTokenizeFn(f"{XTUNER_FNS}:ready")
-    assert describe(named).settings == {"build": f"{XTUNER_FNS}:ready", "arguments": {}, "media_root": None}
-    assert XTunerTokenizeFn(ready).build is ready
-    assert resolve_path("json.decoder:JSONDecoder.decode").__name__ == "decode"
 
 
 @pytest.fixture
