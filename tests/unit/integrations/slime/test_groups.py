@@ -25,7 +25,6 @@ from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations.slime import BadGroupError
 from asyncdata.integrations.slime import groups as slime_groups
 from tests.support.inner import change
-from tests.support.parts import describe_file
 from tests.support.slime_source import checkpoint_at, labels, source_of
 
 MIB = 1 << 20
@@ -97,15 +96,6 @@ def test_a_large_group_is_written_once_also_in_the_next_run_and_again_if_it_is_m
         (again,) = files_of(given)  # the other one is of older checkpoints
         assert again in names
         source.load(4)
-
-
-def test_what_is_in_such_files_is_counted_where_a_snapshot_is_shown(prompts, given):
-    with source_of(prompts, **given) as source:
-        groups = with_experts(source.get_samples(3))
-        source.add_samples([groups[0], [groups[1], [groups[2][0]]]])
-        source.save(0)
-    found = describe_file(checkpoint_at(given["save"], 0))
-    assert (found["num_buffered_groups"], found["num_buffered_samples"], found["num_buffered_tokens"]) == (2, 5, 45)
 
 
 @pytest.mark.thorough

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from asyncdata import ChatTokenizeFn, DataLoader, PromptTokenizeFn
+from asyncdata import ChatTokenizeFn, PromptTokenizeFn
 from asyncdata.errors import BadRowError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.unit.tokenization.trained import delivered as samples
 
 ASKED = {"prompt": "What is 2 + 3?"}
 LABEL: dict[str, Any] = {"prompt_key": "prompt", "label_key": "reward_model.ground_truth"}
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-
-
-def samples(folder: Path, fn: Any, *rows: dict[str, Any] | str, **knobs: Any) -> list[Any]:
-    path = folder / "rows.jsonl"
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    knobs = {"shuffle": False, "epochs": 1, "num_workers": 0, **knobs}
-    with DataLoader(str(path), tokenize_fn=fn, batch_size=1, **knobs) as loader:
-        return [sample for batch in loader for sample in batch]
 
 
 def test_the_label_of_rows_of_verl_is_read(tmp_path, small_tokenizer, test_data):
@@ -33,12 +23,12 @@ def test_the_label_of_rows_of_verl_is_read(tmp_path, small_tokenizer, test_data)
     assert (sample.label, sample.metadata) == ("5", {"index": "r1"})
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(("value", "text"), [(value, json.dumps(value)) for value in (5, None, ["5"], {"a": 1.5}, "ä")])
-def test_a_label_in_an_object_has_any_value_and_each_row_has_its_own(
-    tmp_path, small_tokenizer, value, text, num_workers
-):
-    rows = [f'{{"prompt": "a", "reward_model": {{"style": "rule", "ground_truth": {each}}}}}' for each in (text, "0")]
+@pytest.mark.parametrize(("value", "num_workers"), [(5, 0), (None, 0), (["5"], 0), ({"a": 1.5}, 1), ("ä", 0)])
+def test_a_label_in_an_object_has_any_value_and_each_row_has_its_own(tmp_path, small_tokenizer, value, num_workers):
+    rows = [
+        f'{{"prompt": "a", "reward_model": {{"style": "rule", "ground_truth": {json.dumps(each)}}}}}'
+        for each in (value, 0)
+    ]
     found = samples(tmp_path, PromptTokenizeFn(small_tokenizer, **LABEL), *rows, num_workers=num_workers)
     beside = samples(tmp_path, PromptTokenizeFn(small_tokenizer, **LABEL), *rows, "{", bad_rows="skip")
     assert [sample.label for sample in found] == [sample.label for sample in beside] == [value, 0]

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from asyncdata import DataLoader, PreferenceTokenizeFn
+from asyncdata import PreferenceTokenizeFn
 from asyncdata.errors import BadRowError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.unit.tokenization.trained import delivered as samples
 
 BARE = {"chosen": "The Black Sea.", "rejected": "The Red Sea."}
 ASKS = "Which sea lies north of Turkey?"
 SYSTEM = {"role": "system", "content": "Be terse."}
 CHATS: dict[str, Any] = {key: [{"role": "assistant", "content": text}] for key, text in BARE.items()}
 WHOLE = {key: f"\n\nHuman: {ASKS}\n\nAssistant: {text}" for key, text in BARE.items()}
-
-
-def samples(folder: Path, fn: Any, *rows: dict[str, Any]) -> list[Any]:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with DataLoader(str(path), tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1, batch_size=1) as loader:
-        return [sample for batch in loader for sample in batch]
 
 
 @pytest.mark.parametrize("name", ["pairs_question", "pairs_instruction"])

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn
+from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn
 from asyncdata.errors import BadRowError
+from tests.unit.tokenization.trained import delivered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,12 +31,8 @@ VARIABLES: list[Any] = [
 KINDS = pytest.mark.parametrize(("make", "row"), [(ChatTokenizeFn, CHAT), (PreferenceTokenizeFn, PAIR)])
 
 
-def samples(folder: Path, fn: Any, *rows: dict[str, Any], **knobs: Any) -> list[tuple[Any, ...]]:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    knobs = {"shuffle": False, "epochs": 1, "num_workers": 0, **knobs}
-    with DataLoader(str(path), tokenize_fn=fn, batch_size=1, **knobs) as loader:
-        found = [sample for batch in loader for sample in batch]
+def samples(folder: Path, fn: Any, *rows: dict[str, Any]) -> list[tuple[Any, ...]]:
+    found = delivered(folder, fn, *rows)
     return [(sample.tokens.tolist(), sample.labels.tolist(), sample.extra) for sample in found]
 
 
