@@ -425,11 +425,7 @@ def test_prompts_have_pictures_for_the_trainer_and_for_the_engine(tmp_path, fold
         assert group[0].prompt.endswith("<|assistant|>")
         if pictured:
             assert np.array_equal(group[1].columns["pixel_values"], found["pixel_values"])
-    assert [group[0].extra for group in groups] == [
-        {"images": [picture]},
-        {"images": [{"bytes": text}]},
-        {},
-    ]
+    assert [group[0].extra for group in groups] == [{"images": [picture]}, {"images": [{"bytes": text}]}, {}]
 
 
 def test_prompts_with_pictures_need_a_template(folders):

@@ -200,10 +200,7 @@ LARGE = RayExecutor(num_workers=1, num_cpus=64, resources={"spare": 1})
 @pytest.mark.parametrize(
     ("executor", "told"),
     [
-        (
-            LARGE,
-            "1 actors wanted, 0 started, 0 of 4 CPU, 0 of 0 spare free; each needs CPU 64, spare 1",
-        ),
+        (LARGE, "1 actors wanted, 0 started, 0 of 4 CPU, 0 of 0 spare free; each needs CPU 64, spare 1"),
         (NO_GROUP, "8 actors wanted, 0 started, 0 of 4 CPU free; each needs CPU 1"),
     ],
 )

@@ -305,10 +305,7 @@ def test_features_count_whole_with_their_padding(tmp_path, folders, family):
 def test_a_pack_has_the_sounds_of_its_documents_as_the_model_takes_them(tmp_path, folders, family):
     rows = [asks(audio(write_sound(tmp_path / f"{each}.wav", 0.3 + each, seed=each))) for each in range(2)]
     samples = loaded(tmp_path, folders[family], *rows, asks("no sound"))
-    for collator, batch, text in (
-        (PackedCollator, [samples], [samples[2:]]),
-        (PaddedCollator, samples, samples[2:]),
-    ):
+    for collator, batch, text in ((PackedCollator, [samples], [samples[2:]]), (PaddedCollator, samples, samples[2:])):
         found = collator(keys="transformers")(batch)
         assert "num_audio_frames" not in found
         whole = [PaddedCollator(keys="transformers")([sample]) for sample in samples[:2]]

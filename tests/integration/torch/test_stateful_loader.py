@@ -22,17 +22,7 @@ import torch
 from asyncdata.integrations.torch import OrderView, StatefulDataLoader
 from asyncdata.integrations.transfer_queue import QueueFeeder
 from tests.support.inner import change
-from tests.support.torch_loading import (
-    KINDS,
-    MAX_LENGTH,
-    SAMPLES,
-    chat,
-    knobs,
-    of_torch_load,
-    plain,
-    run,
-    take,
-)
+from tests.support.torch_loading import KINDS, MAX_LENGTH, SAMPLES, chat, knobs, of_torch_load, plain, run, take
 
 pytestmark = [
     # Torch says so where a checkpoint is saved by a process alone.
