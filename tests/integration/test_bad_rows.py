@@ -7,8 +7,8 @@ import pytest
 from asyncdata import Limits
 from asyncdata.errors import EndOfData, TooManyBadRowsError
 from tests.support import worker_fns
-from tests.support.loaders import bad_row_at, make
-from tests.support.loading import ids, line_of, order_of, write_rows
+from tests.support.loaders import make
+from tests.support.loading import ids, order_of, write_rows
 from tests.support.tokenize_fns import fails_on_13
 
 NUM_ROWS = 200
@@ -17,23 +17,6 @@ NUM_ROWS = 200
 @pytest.fixture
 def path(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("buffer_size", [1, 20, 1000])
-def test_a_bad_row_stops_the_stream_at_its_turn_with_file_line_and_byte(path, num_workers, buffer_size):
-    expected = order_of(path)
-
-    with make(path, fails_on_13, num_workers=num_workers, buffer_size=buffer_size) as loader:
-        seen, error = bad_row_at(loader)
-
-    line, offset = line_of(path, 13)
-    assert seen == expected[: expected.index(13)]
-    assert (error.code, error.path, error.line, error.byte_offset) == ("AD421", str(path), line, offset)
-    assert str(error).startswith(
-        f"AD421 {path}:{line} (byte {offset}): the tokenize function raised KeyError('thirteen')\n"
-    )
 
 
 def test_bad_rows_beyond_the_budget_are_told_once_however_often_calls_fail(path, tmp_path):

@@ -8,7 +8,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import (
-    AsyncDataLoader,
     DataLoader,
     HardPacking,
     IterableSource,
@@ -22,9 +21,9 @@ from asyncdata import (
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.errors import SnapshotMismatchError
 from tests.support.loaders import make as make_loader
-from tests.support.loading import ids, order_of, write_rows
+from tests.support.loading import ids, write_rows
 from tests.support.parts import main
-from tests.support.tokenize_fns import every_third_dropped, row_id
+from tests.support.tokenize_fns import every_third_dropped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,18 +145,6 @@ def test_the_refusal_of_a_renamed_file_names_the_way_to_stay_and_other_changes_a
     assert set(of_seed.value.differences) == {"seed"}
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("allowed", [(), ("data",)])
-def test_other_rows_that_are_said_to_be_the_same_are_refused_by_name_and_nothing_is_changed(path, other, allowed):
-    state = state_after(path, 10)
-    with make(other) as loader:
-        seen = ids(loader.get_next_batch(5))
-        with pytest.raises(SnapshotMismatchError, match=r"^AD603 same_rows=True.*(?s:.*)other\.jsonl") as caught:
-            loader.load_state_dict(state, allow_changed=allowed, same_rows=True)
-        assert set(caught.value.differences) == {"data"}
-        assert seen + ids(loader.get_next_batch(5)) == order_of(other, shuffle=ONE_WINDOW)[:10]
-
-
 def test_files_under_new_names_are_the_same_rows_only_in_the_same_order(tmp_path):
     first, second = write_rows(tmp_path / "a.jsonl", 30), write_rows(tmp_path / "b.jsonl", 40)
     state = state_after(JsonlSource([first, second]), 10, shuffle=False)
@@ -207,21 +194,6 @@ def test_data_that_is_not_known_by_its_content_cannot_be_said_to_be_the_same():
     with make(IterableSource(other_rows)) as loader:
         with pytest.raises(SnapshotMismatchError, match="not known by its content"):
             loader.load_state_dict(state, same_rows=True)
-
-
-@pytest.mark.asyncio
-async def test_every_face_and_a_file_take_it(path, tmp_path):
-    async with AsyncDataLoader(path, tokenize_fn=row_id, num_workers=0) as loader:
-        await loader.get_next_batch(10)
-        state = loader.state_dict()
-        loader.save(tmp_path / "snapshot")
-        expected = ids(await loader.get_next_batch(5))
-    renamed = path.rename(tmp_path / "renamed.jsonl")
-    async with AsyncDataLoader(renamed, tokenize_fn=row_id, num_workers=0) as loader:
-        loader.load_state_dict(state, same_rows=True)
-        assert ids(await loader.get_next_batch(5)) == expected
-        loader.restore(tmp_path / "snapshot", same_rows=True)
-        assert ids(await loader.get_next_batch(5)) == expected
 
 
 def test_the_command_line_takes_it(path, tmp_path, capsys):

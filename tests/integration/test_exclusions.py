@@ -375,34 +375,3 @@ def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_i
         loader.add_samples([[groups[2][0], groups[1][1]], [groups[0][1], groups[2][1]]])
         assert loader.statistics().dropped_groups_total == {"excluded": 2}
         assert loader.get_samples(1) == [[groups[0][1], groups[2][1]]]
-
-
-def test_groups_that_come_again_have_the_numbers_that_they_had_wherever_and_whenever_rows_were_excluded(source):
-    def numbered(groups):
-        return [(group[0].source, group[0].source_epoch, group[0].group_index) for group in groups]
-
-    def again(loader):
-        """Another loader, from its state."""
-        state = json.loads(json.dumps(loader.state_dict()))
-        other = make(source, commit="on_ack")
-        other.load_state_dict(state)
-        return other
-
-    with make(source, commit="on_ack") as loader:
-        first = loader.get_samples(12)
-        loader.consume(first[:4] + first[5:])  # one is out, and a restart begins there
-        ahead = [[sample] for sample in loader.peek(8)]
-        loader.exclude([first[2], ahead[3]])
-        more = loader.get_samples(9)
-        loader.exclude([first[2], ahead[3], more[4]])  # two of them once more
-        expected = numbered([first[4], *more[:4], *more[5:], *loader.get_samples(20)])
-        gone = [group[0].source for group in (first[2], ahead[3], more[4])]
-        with again(loader) as second:
-            second.exclude([more[6], more[4]])  # it was served before the restart, and not yet after it
-            expected = [one for one in expected if one[0] != more[6][0].source]
-            with again(second) as third:
-                assert numbered(third.get_samples(20)) == expected[:20]
-                third.set_epoch(0)
-                whole = numbered(third.get_samples(26))
-    assert not {*gone, more[6][0].source} & {place for place, _, _ in whole}
-    assert [number - whole[0][2] for _, _, number in whole] == list(range(26)), "no row has to keep its number now"

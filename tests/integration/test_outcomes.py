@@ -62,20 +62,6 @@ def run(loader, num_steps):
 # What is left out
 
 
-def test_solved_rows_are_left_out_of_later_epochs_and_counted_and_the_others_keep_their_order(rows, tmp_path):
-    with make(rows) as loader:
-        whole = ids(loader.get_next_batch(2 * NUM_ROWS))
-    with make(rows, n_samples_per_prompt=2, epochs=2, outcomes=Outcomes(policy=SOLVED)) as loader:
-        found = [row for _ in range(18) for row in step(loader)]
-        with pytest.raises(EndOfData):
-            loader.get_samples(1)
-        statistics = loader.statistics()
-
-    assert found == whole[:NUM_ROWS] + [row for row in whole[NUM_ROWS:] if row % 2 == 0]
-    assert statistics.dropped_total == {"excluded": 30}
-    assert (statistics.outcome_rows, statistics.outcome_scores_total) == (NUM_ROWS, 2 * 18 * 5)
-
-
 def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows, tmp_path):
     with make(rows, outcomes=Outcomes(policy=PassRate(drop_above=0.9))) as loader:
         late = loader.get_samples(NUM_ROWS)

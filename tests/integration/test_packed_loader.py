@@ -1,6 +1,5 @@
 """Loops over packs: what an epoch is, what its end does, what is left out and counted, and what is refused."""
 
-import asyncio
 import itertools
 import json
 from collections import Counter
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from asyncdata import (
-    AsyncDataLoader,
     BadRows,
     Column,
     DataLoader,
@@ -32,13 +30,11 @@ from tests.support.ranks import (
     HARD,
     MAX_LENGTH,
     PACKED,
-    SHUFFLE,
     SOFT,
     STRIDE,
     WAYS,
     Batch,
     Ranks,
-    batch_of,
     lengths,
     make,
     numbered,
@@ -126,27 +122,6 @@ def test_grouped_packs_come_in_one_order_for_each_global_batch(path, settings):
     assert len({str(sorted(found)) for found in orders.values()}) == 1, "the packs themselves are the same"
 
 
-def test_an_await_gives_the_same_batches_and_tasks_share_them(path):
-    knobs: Knobs = {"packing": SOFT, "length_grouping": GROUPING, "shuffle": SHUFFLE, "num_workers": 0, "epochs": 2}
-    wanted = sum(loops(path, 2, **knobs), [])
-
-    async def all_of_it(num_tasks: int) -> list[Batch]:
-        settings = {**knobs, "batch_size": 1, "collate_fn": batch_of}
-        found: list[Batch] = []
-
-        async def consume(loop: Any) -> None:
-            found.extend([batch async for batch in loop])
-
-        async with AsyncDataLoader(path, tokenize_fn=numbered, **settings) as loader:
-            for _ in range(2):
-                loop = aiter(loader)
-                await asyncio.gather(*(consume(loop) for _ in range(num_tasks)))
-        return found
-
-    assert asyncio.run(all_of_it(1)) == wanted
-    assert Counter(asyncio.run(all_of_it(3))) == Counter(wanted)
-
-
 def test_threads_that_iterate_get_every_pack_once_in_order(path):
     (whole,) = loops(path, packing=BY_EPOCH)
     with make(path, packing=BY_EPOCH) as loader, ThreadPoolExecutor(4) as pool:
@@ -216,27 +191,6 @@ def test_rows_have_the_packings_length_and_room_for_a_dummy(path, knobs):
     for collate in (PackedCollator(max_length=MAX_LENGTH + 1), XTunerCollator(max_length=MAX_LENGTH - 1)):
         with pytest.raises(ConfigError, match="^AD450 SoftPacking has max_length=64, and .*leave it out of the coll"):
             make(path, collate_fn=collate, **knobs)
-
-
-def test_a_batch_that_cannot_be_collated_is_the_next_one_again(path):
-    (whole,) = loops(path, packing=SOFT, epochs=1)
-    failures, found = itertools.cycle([True, False, True, True, False]), list[Batch]()
-
-    def fails_at_times(packs: list[Any]) -> Batch:
-        if next(failures):
-            raise RuntimeError("not now")
-
-        return batch_of(packs)
-
-    with make(path, packing=SOFT, epochs=1, collate_fn=fails_at_times) as loader:
-        loop = iter(loader)
-        while len(found) < len(whole):
-            try:
-                found.append(next(loop))
-            except RuntimeError:
-                assert loader.state_dict()["packing"]["num_packs"] == len(found)
-
-    assert found == whole
 
 
 def test_samples_of_like_length_are_computed_together_without_packing(path):
@@ -350,15 +304,6 @@ def test_bad_and_dropped_rows_are_passed_over_and_counted_once(path, knobs, ever
         assert sum(now.excluded_rows.values()) == len(SIZES) - len(kept)
     else:
         assert now.bad_rows_total == 2 * sum(row % 10 == 3 for row in range(len(SIZES)))
-
-
-def test_with_another_seed_the_epoch_that_had_not_begun_begins_and_packs_are_counted_on(path):
-    with make(path, packing=BY_EPOCH) as loader:
-        number = len(list(loader))
-        state = loader.state_dict()
-    with make(path, packing=BY_EPOCH, seed=1) as loader:
-        loader.load_state_dict(state, allow_changed={"seed"})
-        assert (loader.epoch, loader.statistics().packs_total) == (1, number)
 
 
 LONG = [20] * 50 + [MAX_LENGTH + 1] + [20] * 10

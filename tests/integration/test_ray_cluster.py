@@ -23,6 +23,7 @@ from asyncdata import (
     SoftPacking,
 )
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, PrefetchTimeoutError, SourceError
+from tests.support.columned import columned
 from tests.support.faults import until
 from tests.support.loading import SHUFFLE, ids, write_rows
 from tests.support.ray_cluster import RayNodes, two_nodes
@@ -61,7 +62,8 @@ def delivered(loader: DataLoader) -> tuple[list[Any], dict[str, int], Any]:
     with loader, pytest.raises(EndOfData):
         while True:
             (sample,) = loader.get_next_batch(1)
-            found.append((sample.tokens.tolist(), sample.prompt, sample.label, sample.metadata))
+            columns = {name: values.tolist() for name, values in sample.columns.items()}
+            found.append((sample.tokens.tolist(), sample.prompt, sample.label, sample.metadata, columns))
     return found, dict(loader.statistics().dropped_total), loader.state_dict()["counters"]
 
 
@@ -89,11 +91,12 @@ def source_of(kind: str, folder: Path) -> Any:
         pytest.param("file", {"tokenize_fn": every_third_dropped, "epochs": 2}, id="rows that are dropped"),
         pytest.param("file", {"tokenize_fn": fails_on_13, "epochs": 2, "bad_rows": "skip"}, id="bad rows"),
         pytest.param("file", {"tokenize_fn": id_and_text, "digest": "tokens"}, id="the digest of all tokens"),
+        pytest.param("file", {"tokenize_fn": columned}, id="arrays beside the tokens"),
         pytest.param("file", {"shuffle": "full"}, id="permuted single rows"),
         pytest.param("file", {"shuffle": RowShuffle(method="none")}, id="single rows as they lie"),
         pytest.param("stream", {}, id="a stream, whose rows travel as bytes"),
         pytest.param("parquet", {"shuffle": Shuffle(block_bytes=4096, window_blocks=4)}, id="blocks of Parquet"),
-        pytest.param("file", {"tokenize_fn": PromptTokenizeFn, "executor": MIXED}, id="all columns"),
+        pytest.param("file", {"tokenize_fn": PromptTokenizeFn, "executor": MIXED}, id="prompts"),
         pytest.param("mix", {}, id="the parts of a mixture, which share the actors"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import BadRows, ChatTokenizeFn, Mix, Part, PromptTokenizeFn, Ranks
+from asyncdata import BadRows, ChatTokenizeFn, Mix, Part, PromptTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError
 from tests.support.loaders import make
 from tests.support.parts import main
@@ -115,15 +115,6 @@ def test_the_state_is_that_of_the_dialect_by_name(tmp_path, fn):
                 loader.load_state_dict(states[-1])
                 assert len(loader.get_next_batch(6)) == 6
         assert states[0]["fingerprints"] == states[1]["fingerprints"]
-
-
-def test_ranks_agree(tmp_path, fn):
-    path = written(tmp_path / "rows.jsonl", *[ROWS["alpaca"]] * 8)
-
-    for rank in range(2):
-        with capture_logs() as events, in_order(path, fn, batch_size=2, ranks=Ranks(rank=rank, world_size=2)) as loader:
-            assert sum(map(len, loader)) == 4
-        assert [event["dialect"] for event in told(events)] == ["alpaca"]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -155,24 +155,6 @@ def test_batches_depend_neither_on_workers_nor_on_read_ahead(packed_rows, knobs)
     assert [step.batches for step in few] == [step.batches for step in many]
 
 
-@pytest.mark.thorough
-@parametrized({name: (PACKED | UNPACKED)[name] for name in RACED})
-def test_a_state_that_is_loaded_while_the_loader_starts_is_gone_on_with_as_well(packed_rows, knobs):
-    """Whether its threads have begun something or not, nothing of that is left."""
-    settings: Knobs = {"ranks": {"world_size": 3, "round_up": False}, "epochs": 2, **knobs}
-    steps, _ = run(packed_rows, 5, **knobs)
-    wanted = None
-    for _ in range(5):
-        loader = make(packed_rows, **settings)
-        if wanted is not None:
-            loader.start()
-        loader.load_state_dict(steps[5].state)
-        with loader:
-            found = list(stream(loader))
-        assert wanted is None or found == wanted
-        wanted = found
-
-
 Stage = tuple[int, int, int]
 """Ranks, packs of each in a batch, batches of a step."""
 

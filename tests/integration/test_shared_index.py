@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 import threading
 from collections import Counter
 from contextlib import ExitStack
@@ -392,67 +390,3 @@ def test_a_restore_while_rows_are_counted_goes_on_with_the_round(path):
             for rank, batch in enumerate(batches):
                 found[rank].append(batch)
     assert found == expected
-
-
-RANK = """
-import hashlib, os, signal, sys
-import torch.distributed as dist
-from asyncdata import DataLoader, HardPacking, Ranks
-from asyncdata.integrations.torch import exchange
-import asyncdata.loader.opened_rows as opened_rows
-from tests.support.inner import change
-opened_rows._INDEX_BLOCK_BYTES = 256
-path, rank, world_size, store, dies_at = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4], int(sys.argv[5])
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-share, calls = exchange(timeout_s=60), iter(range(10**6))
-
-def shares(data):
-    if next(calls) == dies_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return share(data)
-
-knobs = dict(packing=HardPacking(max_length=24), plan_packs=True, shuffle="full", batch_size=1, epochs=1, num_workers=1)
-ranks = Ranks(rank=rank, world_size=world_size, exchange=shares if world_size > 1 else None)
-found = []
-try:
-    fn = "tests.support.planned_fns:numbered"
-    with DataLoader(path, tokenize_fn=fn, ranks=ranks, cache={"folder": ""}, timeout_s=100, **knobs) as loader:
-        for (pack,) in loader:
-            found.append([int(token) for document in pack for token in document.tokens])
-except Exception as error:
-    print("ERROR", str(error).split()[0])
-else:
-    print(found)
-os._exit(0)  # the others may be gone, and gloo would wait for them
-"""
-
-
-def run_ranks(path: Any, tmp_path: Path, world_size: int, dying: Any = None) -> list[str]:
-    """What each rank of a run over gloo says; ``dying``: the call before which a rank kills itself."""
-    pytest.importorskip("torch")
-    dying = dying or {}
-    store = tmp_path / f"store{world_size}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(path), str(rank), str(world_size), str(store), str(dying.get(rank, -1))],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    return [process.communicate(timeout=240)[0].strip() for process in processes]
-
-
-@pytest.mark.thorough
-def test_ranks_share_over_gloo_and_a_rank_that_is_killed_is_an_error_of_the_others(path, tmp_path):
-    (alone,) = run_ranks(path, tmp_path, 1)
-    packs = json.loads(alone)
-
-    dealt = [json.loads(said) for said in run_ranks(path, tmp_path, 2)]
-
-    assert [pack for step in itertools.zip_longest(*dealt) for pack in step][: len(packs)] == packs
-    for call in (0, 2):
-        folder = tmp_path / str(call)
-        folder.mkdir()
-        first, second = run_ranks(path, folder, 2, {1: call})
-        assert (first, second) == ("ERROR AD486", "")

@@ -362,45 +362,6 @@ def test_a_fault_of_ours_ends_the_calls_or_the_sharing(path, method, monkeypatch
         assert found[rank] == expected[rank] or "injected" in found[rank]
 
 
-RANK = """
-import hashlib, os, signal, sys
-import torch.distributed as dist
-import asyncdata.read_ahead.windows.block_windows as block_windows
-from asyncdata import Ranks
-from asyncdata.integrations.torch import exchange
-from tests.support.ranks import WAYS, make
-block_windows._RANKS_AT_START = 1
-path, rank, store, dies_at = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-shared, digest = exchange(timeout_s=60) if dies_at else None, hashlib.sha256()
-ranks = Ranks(rank=rank, world_size=2, exchange=shared)
-with make(path, ranks=ranks, num_workers=1, epochs=1, **WAYS["soft"]) as loader:
-    for number, batch in enumerate(loader, 1):
-        digest.update(batch.content)
-        if rank == 1 and number == dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-print(digest.hexdigest(), flush=True)
-os._exit(0)  # the other may be gone, and gloo would wait for it
-"""
-
-
-@pytest.mark.thorough
-def test_ranks_divide_scans_over_gloo_and_one_goes_on_after_the_other_is_killed(path, tmp_path):
-    pytest.importorskip("torch")
-
-    def said(dies_at):
-        own = [[str(path), str(rank), str(tmp_path / f"store{dies_at}"), str(dies_at)] for rank in range(2)]
-        ranks = [
-            subprocess.Popen([sys.executable, "-c", RANK, *args], stdout=subprocess.PIPE, text=True) for args in own
-        ]
-        return [rank.communicate(timeout=240)[0].strip() for rank in ranks]
-
-    alone = said(0)
-    assert all(alone)
-    assert said(10**6) == alone
-    assert said(30) == [alone[0], ""]
-
-
 EXCHANGE = """
 import random, sys
 import torch.distributed as dist

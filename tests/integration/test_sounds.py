@@ -336,24 +336,6 @@ def test_prompts_say_their_sounds(tmp_path, folders, sound):
     assert sample.columns["input_features"].shape == (1, 128, 3000)
 
 
-def test_a_state_needs_nothing_of_sounds(tmp_path, folders):
-    rows = [asks(str(each), audio(write_sound(tmp_path / f"{each}.wav", seed=each))) for each in range(9)]
-    knobs = {"num_workers": 1, "shuffle": "full", "epochs": None, "limits": {"max_media_bytes": 1}}
-
-    def taken(loader, number):
-        found = [sample for _ in range(number) for sample in loader.get_next_batch(2)]
-        return [(sample.tokens.tobytes(), sample.columns["input_features"].tobytes()) for sample in found]
-
-    with loader_of(tmp_path, folders["gemma4"], *rows, knobs=knobs) as loader:
-        before = taken(loader, 3)
-        state = json.loads(json.dumps(loader.state_dict()))
-        wanted = taken(loader, 4)
-    with loader_of(tmp_path, folders["gemma4"], *rows, knobs=knobs | {"num_workers": 2}) as loader:
-        loader.load_state_dict(state)
-        assert taken(loader, 4) == wanted
-    assert len({*before, *wanted}) == 9
-
-
 def damaged(rng, sound):
     """A sound, cut, with other bytes, with another header, or of another type."""
     data = bytearray(sound)

@@ -2,19 +2,17 @@
 
 import copy
 import gzip
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncdata import AsyncDataLoader, HardPacking, RowShuffle, Shuffle
+from asyncdata import HardPacking, RowShuffle, Shuffle
 from asyncdata.errors import SnapshotError, SnapshotMismatchError
 from tests.support import worker_fns
 from tests.support.faults import until
-from tests.support.inner import change, real
 from tests.support.loaders import make, resumed, state_after
-from tests.support.loading import NUM_ROWS, SHUFFLE, ids, order_of, write_rows
+from tests.support.loading import NUM_ROWS, ids, order_of, write_rows
 from tests.support.tokenize_fns import in_batches, row_id
 
 
@@ -151,40 +149,3 @@ def test_a_state_does_not_change_any_more(path):
         loader.add_samples([loader.get_next_batch(1)])
 
     assert state == copied
-
-
-@pytest.mark.thorough
-def test_a_restore_that_is_held_up_half_way_delivers_nothing_twice(path, monkeypatch):
-    """The service may begin to read between any two lines of it."""
-    restart = real("restart_of_deliveries")
-
-    def slowly(coordinator: Any, change: Any) -> None:
-        restart(coordinator, change)
-        deadline = time.monotonic() + 0.2
-        while coordinator.channel.num_produced == 0 and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    with make(path, batch_size=5) as loader:
-        loader.get_next_batch(10)
-        state = loader.state_dict()
-        loader.get_next_batch(10)
-        change(monkeypatch, restart_of_deliveries=slowly)
-        for _ in range(3):
-            loader.load_state_dict(state)
-            loader.load_state_dict(state)
-            assert ids(loader.get_next_batch(400)) == order_of(path, 5)[10:410]
-
-
-@pytest.mark.asyncio
-async def test_the_async_face_saves_and_restores_the_same(path, tmp_path):
-    settings = {"tokenize_fn": row_id, "shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240}
-    async with AsyncDataLoader(path, **settings) as loader:
-        await loader.get_next_batch(15)
-        loader.save(tmp_path / "snapshot")
-        state = loader.state_dict()
-
-    async with AsyncDataLoader(path, **settings) as loader:
-        loader.load_state_dict(state)
-        wanted = ids(await loader.get_next_batch(5))
-        loader.restore(tmp_path / "snapshot")
-        assert ids(await loader.get_next_batch(5)) == wanted == order_of(path)[15:20]

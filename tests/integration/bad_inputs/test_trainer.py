@@ -170,10 +170,12 @@ def test_67_a_forked_child_is_refused_and_a_loader_cannot_be_copied(path):
         if child == 0:
             signal.alarm(20)
             status = 1
+            calls = [("get_next_batch", 1), ("get_samples", 1), ("__iter__",), ("add_samples", []), ("start",)]
             try:
-                loader.get_next_batch(1)
-            except LoaderForkedError as error:
-                status = 0 if str(error).startswith("AD503 the loader was made in process") else 2
+                for name, *arguments in (*calls, ("load_state_dict", {}), ("set_epoch", 1)):
+                    with pytest.raises(LoaderForkedError, match="^AD503 the loader was made in process"):
+                        next(getattr(loader, name)(*arguments))
+                status = 0
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
