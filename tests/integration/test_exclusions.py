@@ -177,26 +177,24 @@ def test_the_rows_are_left_out_from_here_on_by_every_kind_of_source_and_the_stat
         assert ids(loader.get_next_batch(len(expected) - 40)) == expected[40:]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_rows_of_a_mixture_are_left_out_of_their_own_part(tmp_path, num_workers):
+def test_rows_of_a_mixture_are_left_out_of_their_own_part(tmp_path):
     paths = [write_rows(tmp_path / f"{name}.jsonl", 40) for name in "ab"]
     mix = lambda: Mix({"a": paths[0], "b": paths[1], "the file of b": paths[1]})  # noqa: E731
-    with make(mix(), num_workers=num_workers) as loader:
+    with make(mix()) as loader:
         bad = next(sample for sample in loader.peek(200) if sample.source_name == "b" and ids([sample]) == [13])
         command = f"asyncdata sample {paths[1]} --position 0:0:0 --json --no-shuffle"
         place = json.loads(run_command(command)[1])
         places = {ids([sample])[0]: sample.source for sample in loader.peek(200) if sample.source_name == "a"}
         assert loader.exclude([bad, {**place, "source": "b"}, places[7]]) == 3
         state = loader.state_dict()
-    with make(mix(), num_workers=num_workers) as loader:
+    with make(mix()) as loader:
         loader.load_state_dict(state)
         found = loader.get_next_batch(300)
     seen = {name: {ids([sample])[0] for sample in found if sample.source_name == name} for name in mix().parts}
     assert list(seen.values()) == [set(range(40)) - {7}, set(range(40)) - {0, 13}, set(range(40))]
 
 
-@pytest.mark.parametrize("by", ["rows", "tokens"])
-@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize(("by", "is_nested"), [("rows", False), ("tokens", True)])
 def test_a_part_whose_rows_are_all_excluded_sits_out_and_the_others_keep_their_order(tmp_path, by, is_nested):
     paths = {name: write_rows(tmp_path / f"{name}.jsonl", 20) for name in "abc"}
 

@@ -50,8 +50,7 @@ def loader_of(source, workers=1, fn=None, **knobs):
     return DataLoader(source, tokenize_fn=fn or NumberedMedia(), num_workers=workers, epochs=1, **knobs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffle", [True, False, "full"])
+@pytest.mark.parametrize(("workers", "shuffle"), [(0, True), (2, False), (2, "full")])
 def test_samples_have_their_media_in_the_order_of_text(tmp_path, workers, shuffle):
     path = write_rows(tmp_path / "rows.jsonl")
     with loader_of(path, workers, shuffle=shuffle, batch_size=7, limits=Limits(max_media_bytes=100)) as loader:

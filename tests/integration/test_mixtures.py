@@ -256,7 +256,6 @@ def mix_in_mix(data, **settings):
     return Mix({"math": Part(data / "math.jsonl"), "rest": Part(rest)}, quota=3, **settings)
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("made", [mix_of_kinds, mix_in_mix, lambda data: mix_in_mix(data, by="tokens")])
 def test_it_is_one_order_at_any_workers_buffers_and_batches_and_from_any_state(data, made, num_workers):
     mix, cuts, states = made(data), [1, 2, 38, 61, 75, 120, 201], []

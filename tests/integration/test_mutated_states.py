@@ -12,6 +12,7 @@ import pytest
 from asyncdata import DataLoader, HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.errors import SnapshotError
 from asyncdata.xtuner import XTunerPacking
+from tests.support.combinations import each_value
 from tests.support.loading import NEVER_S
 
 pytestmark = pytest.mark.thorough
@@ -107,8 +108,9 @@ def test_a_state_with_one_other_value_is_loaded_or_refused(loader_of, kind):
     assert next(iter(loader))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["world_size", "accumulation", "window", "num_gone", "epoch", "last"])
+@pytest.mark.parametrize(
+    ("kind", "name"), each_value(list(KINDS), ["world_size", "accumulation", "window", "num_gone", "epoch", "last"])
+)
 def test_a_number_that_no_run_has_is_refused(loader_of, kind, name):
     """Or the loader would make packs for that many ranks, and deliver none."""
     state = state_of(loader_of(kind))

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from asyncdata import JsonArraySource, JsonlSource, ParquetSource
 from asyncdata.errors import SourceError
+from tests.support.combinations import each_value
 from tests.support.hub_server import HubServer
 from tests.support.loaders import make, resumed
 from tests.support.loading import ids, write_rows
@@ -75,8 +76,7 @@ NO_DATA: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("bad_rows", ["raise", "skip"])
-@pytest.mark.parametrize("name", NO_DATA)
+@pytest.mark.parametrize(("name", "bad_rows"), each_value(list(NO_DATA), ["raise", "skip"]))
 def test_one_shard_of_three_that_is_no_data_is_refused_by_name(tmp_path, name, bad_rows):
     made, said = NO_DATA[name]
     spoiled = tmp_path / name

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from asyncdata import BadRows, ChatTokenizeFn, Mix, Part, PromptTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError
+from tests.support.combinations import each_value
 from tests.support.loaders import make
 from tests.support.parts import main
 from tests.support.sources import KINDS
@@ -55,8 +56,7 @@ def told(events: Any) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "chat.dialect"]
 
 
-@pytest.mark.parametrize("dialect", ROWS)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("dialect", "num_workers"), each_value(list(ROWS), [0, 2]))
 def test_rows_of_each_dialect_are_read_without_naming_it(tmp_path, fn, dialect, num_workers):
     path = written(tmp_path / "rows.jsonl", *[ROWS[dialect]] * 40)
 

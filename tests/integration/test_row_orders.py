@@ -88,7 +88,7 @@ def drops_marked(row: dict[str, Any]) -> list[int] | None:
     return None if "dropped" in row else [row["id"]]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_rows_that_have_a_number_are_those_of_a_list_sliced_filtered_and_split(tmp_path, monkeypatch, seed):
     """Of many blocks of two files: rows that are no objects have none; a part is what torch's split gives."""
     chance = random.Random(seed)
@@ -157,8 +157,7 @@ def test_a_snapshot_of_another_order_of_rows_is_refused(path, shuffle, others):
             data.load_state_dict(state)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("world_size", "drop_last"), [(1, False), (3, True)])
 @pytest.mark.parametrize(
     "settings",
     [

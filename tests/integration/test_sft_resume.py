@@ -16,6 +16,7 @@ from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.errors import PrefetchTimeoutError
 from asyncdata.xtuner import XTunerPacking
 from tests.support.check_points import interrupted_at
+from tests.support.combinations import each_value
 from tests.support.ranks import (
     GROUPING,
     HARD,
@@ -197,7 +198,7 @@ def check_once(path: Path, run: Run, num_epochs: int, *, leaves_out: bool = Fals
     assert leaves_out or not missing
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_any_data_packing_ranks_and_cuts_deliver_every_token_once_an_epoch(tmp_path, seed):
     rng = random.Random(seed)
     path = write(tmp_path / "rows.jsonl", [rng.randint(1, MAX_LENGTH) for _ in range(rng.randint(1, 60))])
@@ -283,8 +284,7 @@ class Timeouts:
 
 
 @pytest.mark.thorough
-@parametrized(WAYS)
-@pytest.mark.parametrize("kind", [Interrupts, Timeouts])
+@pytest.mark.parametrize(("knobs", "kind"), each_value(WAYS, {"interrupts": Interrupts, "timeouts": Timeouts}))
 def test_the_batch_of_a_call_that_failed_comes_again_and_once_also_after_a_resume(packed_rows, knobs, kind):
     fault, run = kind(), whole_run(packed_rows, **RANK, **knobs)
     found, states, chance = list[Batch](), [], random.Random(1)

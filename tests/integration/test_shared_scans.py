@@ -21,6 +21,7 @@ import asyncdata
 from asyncdata import JsonlSource, Mix, Part, Shuffle
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support import planned_media
+from tests.support.combinations import each_value
 from tests.support.exchanges import Meeting
 from tests.support.faults import until
 from tests.support.inner import change
@@ -55,9 +56,7 @@ class Calls:
         return numbered(row)
 
 
-@pytest.mark.parametrize("at_start", [1, 16], ids=["all windows", "all windows but the first"])
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("way", ONLINE.values(), ids=ONLINE)
+@pytest.mark.parametrize(("way", "world_size", "at_start"), each_value(ONLINE, [2, 3], [1, 16]))
 def test_batches_and_states_are_those_without_an_exchange(path, way, world_size, at_start, monkeypatch):
     change(monkeypatch, ranks_at_start=at_start)
     with Ranks(path, world_size, batch_size=2, epochs=2, **way) as alone:

@@ -46,9 +46,8 @@ def bare_tokenizer(tmp_path: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_42_an_epoch_of_which_nothing_is_left_is_no_endless_loop(tmp_path, num_workers):
-    found = deliver(good(tmp_path), prompts(max_length=1), epochs=None, num_workers=num_workers)
+def test_42_an_epoch_of_which_nothing_is_left_is_no_endless_loop(tmp_path):
+    found = deliver(good(tmp_path), prompts(max_length=1), epochs=None, num_workers=1)
 
     assert isinstance(found.error, NoSamplesError)
     assert str(found.error) == "AD401 epoch 0: 4 rows read, 0 kept: 4 by max_length"
