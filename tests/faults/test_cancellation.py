@@ -14,7 +14,7 @@ from asyncdata import AsyncDataLoader, Cache, DataLoader, SoftPacking
 from asyncdata.errors import LoaderClosedError
 from tests.support.faults import num_rounds, until
 from tests.support.figures import record
-from tests.support.loading import NEVER_S, SHUFFLE, write_rows
+from tests.support.loading import NEVER_S, SHUFFLE
 from tests.support.parts import no_op
 from tests.support.tokenize_fns import id_and_text
 
@@ -222,11 +222,6 @@ def expected(path: Path, what: str, number: int) -> list[Any]:
         while len(found) < number:
             found += ids(ASKS[what](loader)) if what in ASKS else [*loader, None]
     return found[:number]
-
-
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 @pytest.mark.parametrize("what", KNOBS)

@@ -18,7 +18,7 @@ from asyncdata.errors import PrefetchTimeoutError
 from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.faults import Program, num_rounds
 from tests.support.figures import record
-from tests.support.loading import NEVER_S, order_of, write_rows
+from tests.support.loading import NEVER_S, order_of
 from tests.support.tokenize_fns import id_and_text
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
@@ -26,11 +26,6 @@ pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200
 ROUNDS = num_rounds(quick=100, full=300)
 NUM_ROWS = 2000
 TIGHT, AMPLE = {"num_workers": 2, "buffer_size": 30}, {"num_workers": 1}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def check(path, found: list[list[int]], of: str, interrupts: int) -> None:

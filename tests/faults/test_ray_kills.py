@@ -13,7 +13,7 @@ import pytest
 from asyncdata import DataLoader, RayExecutor
 from tests.support.faults import Program, num_rounds
 from tests.support.figures import record
-from tests.support.loading import SHUFFLE, ids, order_of, write_rows
+from tests.support.loading import SHUFFLE, ids, order_of
 from tests.support.ray_cluster import two_nodes
 from tests.support.tokenize_fns import id_and_text
 
@@ -31,11 +31,6 @@ NEVER_S = 300.0
 def nodes():
     with two_nodes() as found:
         yield found
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def check_under_losses(path, nodes, of: str, number: int, lose: Any, **more: Any) -> None:

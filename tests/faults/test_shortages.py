@@ -14,7 +14,7 @@ from asyncdata import DataLoader, RowShuffle
 from asyncdata.errors import WorkerError
 from tests.support.faults import until
 from tests.support.inner import change
-from tests.support.loading import NEVER_S, ids, write_rows
+from tests.support.loading import NEVER_S, ids
 from tests.support.worker_fns import RunsShort
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]
@@ -23,11 +23,6 @@ NUM_ROWS = 60
 ROWS = list(range(NUM_ROWS))
 LASTS = 10**6
 RAISED = ["memory", "threads", "files", "disk", "disk, and another error", "processes", "a panic"]
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 @pytest.fixture

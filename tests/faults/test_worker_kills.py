@@ -112,11 +112,6 @@ def check(source: Any, found: list[list[int]], of: str, kills: int) -> None:
     record("R1", of, kills=kills, lost=0, repeated=0, out_of_order=0)
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 @pytest.mark.parametrize("victims", [workers, fork_servers, family])
 def test_kill_9_of_workers_and_fork_servers_at_random_instants_loses_nothing(path, victims):
     with make(path, num_workers=2, buffer_size=200) as loader:

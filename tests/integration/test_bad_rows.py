@@ -14,11 +14,6 @@ from tests.support.tokenize_fns import fails_on_13
 NUM_ROWS = 200
 
 
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 def test_bad_rows_beyond_the_budget_are_told_once_however_often_calls_fail(path, tmp_path):
     told = tmp_path / "told"
     policy = {"policy": "quarantine", "path": str(told), "max": 0}

@@ -34,11 +34,6 @@ MANY_WINDOWS = Shuffle(block_bytes=300, window_blocks=3)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "other.jsonl", 120)
 

@@ -23,15 +23,10 @@ from asyncdata import (
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support.columned import COLUMNS, columned, plain, values_of
-from tests.support.loading import SHUFFLE, write_rows
+from tests.support.loading import SHUFFLE
 
 NUM_ROWS = 90
 NUM_SAMPLES = 150  # into the second epoch
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def make(path, tokenize_fn=columned, **knobs):

@@ -27,12 +27,6 @@ from tests.support.pages import run_command
 from tests.support.sources import KINDS, make_rows
 from tests.support.tokenize_fns import fails_on_13, id_and_text, row_id, waits_for_a_file
 
-
-@pytest.fixture
-def rows(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 # What comes next
 
 

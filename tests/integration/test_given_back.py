@@ -13,15 +13,10 @@ import pytest
 from asyncdata import Status
 from asyncdata.errors import ConfigError, InvalidGroupError, SnapshotError
 from tests.support.loaders import make
-from tests.support.loading import ids, order_of, write_rows
+from tests.support.loading import ids, order_of
 
 NUM_ROWS = 100
 PAIRS = {"n_samples_per_prompt": 2}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def numbers(groups):

@@ -27,11 +27,6 @@ NUM_ROWS = 60
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
 
 
-@pytest.fixture
-def rows(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 def scores_of(row):
     """Every second row is solved; the others never."""
     return [float(row % 2), float(row % 2)]

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from asyncdata import BadRows, DataLoader, HardPacking, JsonlSource, Ranks, RowShuffle
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from tests.support.inner import change
-from tests.support.loading import write_rows
+from tests.support.loading import ids, write_rows
 from tests.support.tokenize_fns import row_id, waits_for_a_file
 from tests.support.torn_writes import TORN_WRITES
 
@@ -46,10 +46,6 @@ def loader(path: Any, shuffle: Any = "full", function: Any = row_id, **knobs: An
         "cache": {**cache, "folder": str(cache["folder"])} if cache else {},
     } | knobs
     return DataLoader(path if isinstance(path, list) else str(path), tokenize_fn=function, shuffle=shuffle, **knobs)
-
-
-def ids(samples: list[Any]) -> list[int]:
-    return [int(sample.tokens[0]) for sample in samples]
 
 
 def shuffled(rows: list[int], seed: int) -> list[int]:

@@ -14,17 +14,11 @@ from asyncdata.errors import ConfigError, InvalidGroupError, PrefetchTimeoutErro
 from tests.support.exchanges import Meeting
 from tests.support.faults import until
 from tests.support.loaders import gated, make
-from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id, waits_for_a_file
 
 NUM_ROWS = 53
 SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
-
-
-@pytest.fixture
-def rows(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def row_of(sample):

@@ -58,11 +58,6 @@ AT_ONCE: dict[str, Any] = {"interval_s": 0.001}
 
 
 @pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
-@pytest.fixture
 def folder(tmp_path):
     return tmp_path / "runs/a"
 

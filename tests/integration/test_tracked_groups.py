@@ -14,15 +14,9 @@ import pytest
 from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
 from asyncdata.errors import ConfigError, FilterError, LoaderClosedError
 from tests.support.loaders import make
-from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id
 
 NUM_ROWS, SIZE = 24, 2
-
-
-@pytest.fixture
-def rows(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def numbers(groups):

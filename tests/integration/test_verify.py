@@ -27,11 +27,6 @@ def make(path, tokenize_fn=id_and_text, **knobs):
 
 
 @pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
-@pytest.fixture
 def wanted(path):
     """The digest of a run of 156 samples."""
     with make(path) as loader:

@@ -27,11 +27,6 @@ pytestmark = pytest.mark.thorough
 NUM_ROWS = 30
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 def good(tmp_path: Path) -> str:
     path = tmp_path / "good.jsonl"
     path.write_bytes(b"\n".join(GOOD))

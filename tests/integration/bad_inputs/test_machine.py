@@ -26,11 +26,6 @@ from tests.support.loading import NEVER_S, ids, order_of, write_rows
 NUM_ROWS = 100
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_70_a_snapshot_that_cannot_be_written_costs_neither_the_last_one_nor_the_run(path, tmp_path, monkeypatch, code):
     snapshot = tmp_path / "state" / "run.snapshot"

@@ -24,18 +24,12 @@ from asyncdata.errors import (
 )
 from tests.support.bad_inputs import assert_is_ours
 from tests.support.loaders import make
-from tests.support.loading import NEVER_S, ids, order_of, write_rows
+from tests.support.loading import NEVER_S, ids, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 NUM_ROWS = 60
-
-
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def groups_of(loader: DataLoader) -> list[Any]:
