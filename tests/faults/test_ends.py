@@ -94,9 +94,9 @@ def cells() -> list[object]:
                     continue
 
                 is_quick = load == "workers, telemetry" and (method in ("", "fork") or "return" in way)
-                is_quick |= load == "all" and way in ("return", "SIGTERM", "an exception leaves the `with`")
-                is_quick |= load == "exchange" and (way == "return" or (method == "fork" and "return" in way))
-                is_quick |= load == "workers busy in C" and way in ("return", "an exception")
+                is_quick |= load == "all" and way in ("SIGTERM", "an exception leaves the `with`")
+                is_quick |= load == "exchange" and method == "fork" and "return" in way
+                is_quick |= load == "workers busy in C" and way == "return"
                 marks = [] if is_quick else [pytest.mark.slow]
                 found.append(pytest.param(way, method, load, marks=marks, id=f"{way}{method and f', {method}'}-{load}"))
     return found

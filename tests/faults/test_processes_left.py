@@ -80,7 +80,7 @@ def test_no_worker_outlives_the_trainer(tmp_path, doing):
     assert num_workers >= KILLS
 
 
-@pytest.mark.parametrize("doing", ["idle", "in C with the GIL", "in C with the GIL, not killed by the kernel"])
+@pytest.mark.parametrize("doing", ["idle", "in C with the GIL, not killed by the kernel"])
 def test_no_worker_outlives_the_trainer_for_a_child_that_it_has_forked(tmp_path, doing):
     """The child has all that the trainer had: its ends of the workers' sockets, and of the pipe that tells its end."""
     num_workers, seconds = kill_trainer(tmp_path / "fork", doing, random.Random(0), forks=True)

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from asyncdata import DataLoader, RowShuffle
 from asyncdata.errors import WorkerError
+from tests.support.combinations import each_value
 from tests.support.faults import until
 from tests.support.inner import change
 from tests.support.loading import NEVER_S, ids
@@ -38,8 +39,7 @@ def short(path):
     return make
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("what", RAISED)
+@pytest.mark.parametrize(("what", "num_workers"), each_value(RAISED, [0, 2]))
 def test_a_row_is_not_lost_for_want_of_anything(path, short, what, num_workers):
     with capture_logs() as logs, short(what, 5, num_workers=num_workers) as loader:
         found = ids(loader.get_next_batch(NUM_ROWS))
