@@ -40,6 +40,7 @@ OTHER = DATA.replace(b'{"id": ', b'{"id":9')  # of the same size
 SHORT = jsonl({"id": i} for i in range(500))
 DIGEST = "8838263997030688"
 TOKEN = "hf_verysecrettoken"
+LONG_BY_WORKERS = pytest.param("1 % long", 2, marks=pytest.mark.thorough)
 WORKERS = pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 
 
@@ -471,8 +472,9 @@ def ranges_of(host: HttpHost) -> list[tuple[int, int]]:
     return [found for found in asked if found is not None and found != (0, 32768)]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("kind", ["200 B", "2 KB", "60 KB", "1 MB", "1 % long"])
+@pytest.mark.parametrize(
+    ("kind", "num_workers"), [("200 B", 0), ("2 KB", 0), ("60 KB", 0), ("1 MB", 0), ("1 % long", 0), LONG_BY_WORKERS]
+)
 def test_rows_of_all_lengths_are_fetched_about_once_in_shuffled_order(host, tmp_path, kind, num_workers):
     data = long_rows(kind)
     num_rows = data.count(b"\n")
@@ -483,8 +485,7 @@ def test_rows_of_all_lengths_are_fetched_about_once_in_shuffled_order(host, tmp_
     assert len(data) <= sum(stop - start for start, stop in ranges_of(host)) <= 1.3 * len(data)
 
 
-@WORKERS
-@pytest.mark.parametrize("kind", ["2 KB", "1 MB", "1 % long"])
+@pytest.mark.parametrize(("kind", "num_workers"), [("2 KB", 0), ("1 MB", 0), LONG_BY_WORKERS])
 def test_what_a_short_run_has_read_is_on_the_disk_once_when_it_is_closed(host, tmp_path, kind, num_workers):
     address, cache = host.put("/a.jsonl", long_rows(kind)), Cache(folder=str(tmp_path), remote_max_bytes=1 << 30)
     knobs = {"shuffle": Shuffle(window_blocks=32), "num_workers": num_workers, "cache": cache}
@@ -563,14 +564,13 @@ def test_snapshots_in_a_store_resume_exactly_and_the_last_three_are_kept(tmp_pat
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_no_secret_is_in_a_log_an_error_a_state_a_cache_or_a_list_of_processes(tmp_path, num_workers):
+def test_no_secret_is_in_a_log_an_error_a_state_a_cache_or_a_list_of_processes(tmp_path):
     options = s3().options
     source = on_s3(tmp_path, "a.jsonl", DATA)
     cache = {"folder": str(tmp_path / "cache")}
     texts: list[Any] = [repr(source), str(source)]
     with capture_logs() as logs:
-        with make(source, num_workers=num_workers, cache=cache, shuffle="full") as loader:
+        with make(source, num_workers=2, cache=cache, shuffle="full") as loader:
             loader.get_next_batch(50)
             texts += [loader.state_dict(), repr(loader), loader.statistics().to_dict()]
             for child in psutil.Process().children(recursive=True):
