@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.packers import Packer, Packing
     from asyncdata.batching.packs import Float64
-    from asyncdata.order.shuffle import RowShuffle
+    from asyncdata.order.order import RowShuffle
 
 _MAX_PIECES = 1 << 26
 """12 bytes a piece have to fit in a frame."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import get_logger
 from asyncdata.core.messages import ON_PURPOSE, is_mass
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from asyncdata.core.settings import (
     wrong_value,
 )
 from asyncdata.delivery.outcomes.policy import Outcomes
-from asyncdata.order.shuffle import RowShuffle, Shuffle
+from asyncdata.order.order import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
-from asyncdata.workers.ray.settings import RayExecutor
+from asyncdata.workers.ray import RayExecutor
 
 if TYPE_CHECKING:
     from asyncdata.delivery.bad_rows import BadRowPolicy

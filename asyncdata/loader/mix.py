@@ -20,7 +20,7 @@ from asyncdata.loader.config import BadRows, LoaderConfig, Policy
 
 if TYPE_CHECKING:
     from asyncdata.order.mixture import Node
-    from asyncdata.order.shuffle import RowShuffle, Shuffle
+    from asyncdata.order.order import RowShuffle, Shuffle
     from asyncdata.sources.base import Source
     from asyncdata.sources.resolve import Paths
     from asyncdata.tokenization.base import TokenizeFn
@@ -99,7 +99,7 @@ part, so that it is mixed as well; and 20 parts take less memory and time to rea
 
 @cache
 def _part_shuffle() -> Shuffle:
-    from asyncdata.order.shuffle import Shuffle
+    from asyncdata.order.order import Shuffle
 
     return Shuffle(window_blocks=PART_WINDOW_BLOCKS)
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
-from asyncdata.order.order import Order
-from asyncdata.order.shuffle import RowShuffle, Shuffle
+from asyncdata.order.order import Order, RowShuffle, Shuffle
 from asyncdata.read_ahead.windows.block_windows import BlockWindow, BlockWindows
 from asyncdata.sources.base import room_of
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import Position
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.sources.growing import GrowingBlocks
-    from asyncdata.sources.text.jsonl import JsonlSource
+    from asyncdata.sources.jsonl import JsonlSource
 
 
 class GrowingOrder(Order):

@@ -11,16 +11,14 @@ import msgspec
 
 from asyncdata.batching.planned import PlannedOrder
 from asyncdata.batching.preset_packing import PresetPacking
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import BadRowError, ConfigError, LoaderClosedError
+from asyncdata.core.errors import BadRowError, ConfigError, LoaderClosedError, get_logger
 from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
-from asyncdata.core.log import get_logger
+from asyncdata.core.identity import canonical, digest
 from asyncdata.core.messages import REMOTE_LINES, Job, ReaderSpec
+from asyncdata.core.threads import no_op
 from asyncdata.delivery.bad_rows import without_text
 from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
-from asyncdata.order.order import RowOrder
-from asyncdata.order.shuffle import RowShuffle
+from asyncdata.order.order import RowOrder, RowShuffle
 from asyncdata.read_ahead.row_index.builder import Indexer, SharedIndexer
 from asyncdata.read_ahead.row_index.index_file import IndexFile, hold_rows, make_room
 from asyncdata.read_ahead.row_index.row_index import RowIndex

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import structs
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import is_loaded_instance
+from asyncdata.core.settings import is_loaded_instance
 from asyncdata.core.types import Position
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.loader.opened_source import OpenedPart, OpenedSource, Opening, with_block_cache
-from asyncdata.order.order import Order, Share
-from asyncdata.order.shuffle import RowShuffle, Shuffle
+from asyncdata.order.order import Order, RowShuffle, Share, Shuffle
 from asyncdata.read_ahead.windows.block_windows import BlockWindows
 from asyncdata.sources.base import Source, room_of
 from asyncdata.sources.resolve import described, warn_about_files
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from asyncdata.batching.rules import PackRules
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.read_ahead.calls import Calls
+    from asyncdata.sources.jsonl import JsonlSource
     from asyncdata.sources.stream import RowStream
-    from asyncdata.sources.text.jsonl import JsonlSource
 
 _LONG_ROWS_BYTES = 64 << 20
 """More room in a slot, where rows that do not fit would be read again, from a store. It takes memory only when used."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.loader.batches.sample_batches import Batching
-from asyncdata.order.shuffle import RowShuffle
+from asyncdata.order.order import RowShuffle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.identity import canonical, digest
 from asyncdata.read_ahead.windows.shared_scans import SharedScans
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def faulty(how: str = "", **settings: Any) -> Iterator[Reads]:
         assert buffering == 0
         return FaultyFile(fd, closefd=closefd)
 
-    with patch("os.pread", faulty_pread), patch("asyncdata.sources.text.text_stream.open", faulty_open, create=True):
+    with patch("os.pread", faulty_pread), patch("asyncdata.sources.text_stream.open", faulty_open, create=True):
         yield reads
 
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncdata.errors import FilterError, SnapshotError
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime.sample import SlimeSample
+from asyncdata.integrations.slime.samples import SlimeSample
 from tests.support import slime_source
 from tests.support.examples import in_ci
 from tests.support.slime_source import HOOKS, args_for, labels, set_rollout_id, source_of, write_prompts

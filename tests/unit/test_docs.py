@@ -23,7 +23,7 @@ import structlog
 
 import asyncdata
 from asyncdata.checkpoint.snapshot import Snapshot
-from asyncdata.cli.arguments import commands
+from asyncdata.cli.main import commands
 from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
 from asyncdata.errors import ConfigError

@@ -12,10 +12,9 @@ from msgspec import structs
 from asyncdata.batching.collators.base import Document
 from asyncdata.batching.online import OnlinePacks, OnlineProgress, place_of
 from asyncdata.batching.packs import Counts, Delivered, Pack, PackState, Place, restored
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, NoSamplesError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, NoSamplesError, get_logger
 from asyncdata.core.messages import is_mass
+from asyncdata.core.threads import no_op
 from asyncdata.core.types import Position, Sample
 from asyncdata.delivery.ledger import Ledger, Request, RestartPoint, RowKey
 from asyncdata.loader.batches.sample_batches import Batch, Batching, BatchShare, PackTotals

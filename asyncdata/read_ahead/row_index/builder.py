@@ -22,8 +22,7 @@ import anyio
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError, get_logger
 from asyncdata.core.messages import Failed, Index, Indexed, RowError, reason_mark
 from asyncdata.delivery.bad_rows import error_at, located
 from asyncdata.delivery.mass_drops import MassDrops

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.messages import Indexed
     from asyncdata.core.types import SourceLocation
-    from asyncdata.order.shuffle import RowShuffle
+    from asyncdata.order.order import RowShuffle
     from asyncdata.sources.base import Blocks
 
 _NO_OBJECT = 2

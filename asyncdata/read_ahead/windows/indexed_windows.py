@@ -9,8 +9,7 @@ import numpy as np
 
 from asyncdata.batching.planned import PlannedEpoch, PlannedOrder, packs_of, refuse_too_many
 from asyncdata.batching.rules import Dealt
-from asyncdata.core.errors import AsyncDataError, ConfigError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, get_logger
 from asyncdata.core.messages import (
     NO_SLOT,
     NOT_IN_SLOT,

@@ -22,8 +22,7 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from asyncdata.core.errors import AsyncDataError, ConfigError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, get_logger
 from asyncdata.core.messages import Data, Failed, Reply, decode_reply, encode
 from asyncdata.read_ahead.rank_calls import RankCalls, has_left, rank_answers
 from asyncdata.workers.base import Crashed

@@ -138,7 +138,7 @@ from asyncdata.errors import AsyncDataError
 from tests.support.tokenize_fns import row_id
 
 path, room, num_workers = json.loads(sys.argv[1])
-import asyncdata.loader.engine, asyncdata.tokenization.user_function, asyncdata.workers.pool.process_pool, asyncio
+import asyncdata.loader.engine, asyncdata.tokenization.user_function, asyncdata.workers.process_pool, asyncio
 resource.setrlimit(resource.RLIMIT_NOFILE, (room, room))
 try:
     with DataLoader(path, tokenize_fn=row_id, num_workers=num_workers, timeout_s=240, shuffle=False) as loader:
