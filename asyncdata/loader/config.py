@@ -344,6 +344,7 @@ class Place(NamedTuple):
 
 
 _CALLED_ELSEWHERE = {
+    "backend": Place("event_loop", None),
     "cache_dir": Place("cache", "folder"),
     "gradient_accumulation_steps": Place("ranks", "gradient_accumulation"),
     "num_epochs": Place("epochs", None),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle
-from asyncdata.errors import ConfigError, InvalidGroupError, SnapshotMismatchError
+from asyncdata.errors import InvalidGroupError, SnapshotMismatchError
 from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id
 
@@ -63,11 +63,6 @@ def run(loader, num_steps):
 
 def own(taken, name):
     return [(epoch, row) for batch in taken for part, epoch, row in batch if part == name]
-
-
-def test_ranks_are_refused_as_without_a_mixture(data):
-    with pytest.raises(ConfigError, match="AD480"):
-        make(mix_of(data), OUTCOMES, ranks={"rank": 0, "world_size": 2}, batch_size=1)
 
 
 # Reports

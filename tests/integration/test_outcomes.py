@@ -27,11 +27,6 @@ NUM_ROWS = 60
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
 
 
-@pytest.fixture
-def rows(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 def scores_of(row):
     """Every second row is solved; the others never."""
     return [float(row % 2), float(row % 2)]
@@ -62,20 +57,6 @@ def run(loader, num_steps):
 # What is left out
 
 
-def test_solved_rows_are_left_out_of_later_epochs_and_counted_and_the_others_keep_their_order(rows, tmp_path):
-    with make(rows) as loader:
-        whole = ids(loader.get_next_batch(2 * NUM_ROWS))
-    with make(rows, n_samples_per_prompt=2, epochs=2, outcomes=Outcomes(policy=SOLVED)) as loader:
-        found = [row for _ in range(18) for row in step(loader)]
-        with pytest.raises(EndOfData):
-            loader.get_samples(1)
-        statistics = loader.statistics()
-
-    assert found == whole[:NUM_ROWS] + [row for row in whole[NUM_ROWS:] if row % 2 == 0]
-    assert statistics.dropped_total == {"excluded": 30}
-    assert (statistics.outcome_rows, statistics.outcome_scores_total) == (NUM_ROWS, 2 * 18 * 5)
-
-
 def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows, tmp_path):
     with make(rows, outcomes=Outcomes(policy=PassRate(drop_above=0.9))) as loader:
         late = loader.get_samples(NUM_ROWS)
@@ -83,7 +64,6 @@ def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows,
         loader.report(late, [1.0] * NUM_ROWS)
         second += loader.get_samples(NUM_ROWS - 1)
         assert len(set(ids(group[0] for group in second))) == NUM_ROWS
-
         with pytest.raises(NoSamplesError, match=r"AD401 epoch 2: 60 rows read, 0 kept: 60 by excluded.*Outcomes\(pol"):
             loader.get_samples(1)
 
@@ -156,7 +136,6 @@ def test_rows_that_are_left_out_are_not_tokenized(tmp_path, monkeypatch):
             groups = loader.get_samples(10)
             loader.report(groups, [float(group[0].tokens[0] % 10 != 0) for group in groups])
         assert len(ids(loader.get_next_batch(40))) == 40
-
     ahead, canaries = 2 * 20, 8  # of the second epoch, what was read ahead before it began was tokenized whole
     assert 440 <= len(log.read_bytes()) <= 400 + 40 + ahead + canaries
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from asyncdata import DataLoader, Limits, Telemetry
 from asyncdata.errors import ConfigError, LoaderClosedError, PrefetchTimeoutError, WorkerError
@@ -32,7 +33,7 @@ def test_a_timeout_says_why_and_consumes_nothing(tmp_path, num_workers):
     with make(path, waits_for_a_file, num_workers=num_workers, buffer_size=4) as loader:
         seen = ids(loader.get_next_batch(turn))
         until(lambda: loader.statistics().workers[0].state == "busy")
-        with pytest.raises(PrefetchTimeoutError) as caught:
+        with capture_logs() as logs, pytest.raises(PrefetchTimeoutError) as caught:
             loader.get_next_batch(5, timeout_s=0.3)
         gate.touch()
         seen += ids(loader.get_next_batch(50))
@@ -51,6 +52,10 @@ def test_a_timeout_says_why_and_consumes_nothing(tmp_path, num_workers):
     assert diagnosis["oldest_row"]["byte_offset"] == offset
     assert diagnosis["statistics"]["workers"][0]["state"] == "busy"
     assert isinstance(caught.value, TimeoutError)
+    (event,) = [log for log in logs if log["event"] == "loader.timeout"]
+    assert event.pop("workers") in message and event.pop("waited_s") >= 0.3
+    told = {"stage": "tokenize", "missing": 5, "row": f"{path}:{line} (byte {offset})", "setting": "num_workers"}
+    assert event == {"event": "loader.timeout", "log_level": "warning", **told}
     assert seen == expected[: turn + 50]
 
 

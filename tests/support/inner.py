@@ -32,10 +32,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "beat_s": "workers.request_handler._BEAT_S",
         "close_of_telemetry_s": "telemetry.recorder._CLOSE_TIMEOUT_S",
         "end_of_calls_s": "read_ahead.rank_calls._END_TIMEOUT_S",
-        "first_wait_s": (
-            "sources.remote.reads._FIRST_WAIT_S",
-            "sources.remote.reads._FIRST_WAIT_WHEN_ASKED_S",
-        ),
+        "first_wait_s": ("sources.remote.reads._FIRST_WAIT_S", "sources.remote.reads._FIRST_WAIT_WHEN_ASKED_S"),
         "hub_timeout_s": "sources.remote.hub_store._TIMEOUT_S",
         "look_at_a_proof_s": "loader.background_proof._LOOK_S",
         "look_at_workers_s": "workers.process_pool._LOOK_EVERY_S",
@@ -80,10 +77,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "remembered_lines": "core.identity._counts",
         "reply_of_a_shared_index": "read_ahead.row_index.builder.SharedIndexer._checked",
         "restart_of_deliveries": "delivery.coordinator.Coordinator.restart",
-        "rows_per_window": (
-            "order.order.ROWS_PER_WINDOW",
-            "read_ahead.windows.indexed_windows.ROWS_PER_WINDOW",
-        ),
+        "rows_per_window": ("order.order.ROWS_PER_WINDOW", "read_ahead.windows.indexed_windows.ROWS_PER_WINDOW"),
         "single_object": "sources.remote.listing._single",
         "spawn_a_proof": "loader.background_proof._spawn",
         "submit": "workers.inline.InlineExecutor.submit",
