@@ -229,8 +229,8 @@ class NotesLog:
             elif name == "turn_left_out":
                 self._log.info("chat.turn_left_out", reason=_TURN_LEFT_OUT)
             elif name.endswith(NOT_WRITTEN):
-                counts = {"num_found": len(reply.notes[name]) // 4, "num_rows": rows.num_rows}
-                self._log.warning("chat.not_written", **self._source, what=name.removesuffix(NOT_WRITTEN), **counts)
+                what, found, number = name.removesuffix(NOT_WRITTEN), len(reply.notes[name]) // 4, rows.num_rows
+                self._log.warning("chat.not_written", **self._source, what=what, num_found=found, num_rows=number)
         for key, (number, row, text) in reply.unread.items():
             if key in self.unread or len(self.unread) < MAX_KEYS:
                 self.unread[key] = self.unread.get(key, 0) + number
