@@ -28,7 +28,7 @@ from asyncdata.core.settings import (
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
-from asyncdata.workers.ray.settings import RayExecutor
+from asyncdata.workers.ray import RayExecutor
 
 if TYPE_CHECKING:
     from asyncdata.delivery.bad_rows import BadRowPolicy
@@ -409,3 +409,27 @@ def _shuffle_of(value: Any) -> bool | str | Shuffle | RowShuffle:
         return (RowShuffle if "method" in value else Shuffle)(**value)
     except (ConfigError, TypeError) as error:  # a TypeError: a key that is no text
         raise ConfigError(f"{error} in `shuffle`") from error
+
+
+# What a batch is, for type checkers: what ``collate_fn`` returns, or a list of samples or packs.
+
+BatchT_co = TypeVar("BatchT_co", covariant=True)
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from typing_extensions import TypeVar as WithDefault
+
+    from asyncdata.core.types import Sample
+
+    Item_co = WithDefault("Item_co", default=Sample, covariant=True)
+    B_co = WithDefault("B_co", default=list[Item_co], covariant=True)
+
+    class PackingOf(Protocol[Item_co]):
+        """A packing, and what a batch is a list of with it."""
+
+        @property
+        def _item(self) -> Item_co: ...
+else:
+    Item_co = TypeVar("Item_co", covariant=True)  # a default needs Python 3.13
+    B_co = TypeVar("B_co", covariant=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncdata.core.imports import missing_package
+from asyncdata.core.settings import missing_package
 from asyncdata.tokenization.pictures.settings import FEATURES, NUM_FRAMES, Processor, ProcessorConfig
 from asyncdata.tokenization.pictures.sounds import Wanted, length_of, load_packages, samples_of
 from asyncdata.tokenization.rows import RowFault
