@@ -367,11 +367,11 @@ def test_processes_map_one_file(path, tmp_path):
     assert run(path, tmp_path) == first
 
 
-@pytest.mark.parametrize(("stop", "torn"), [(1, 5), (2, 9), (3, 0), (3, 20), (4, 100), (5, 30)])
-def test_a_killed_writer_leaves_nothing_that_is_used(path, tmp_path, stop, torn):
+def test_a_killed_writer_leaves_nothing_that_is_used(path, tmp_path):
+    """The next one writes all anew: else it would not come to the write in which it is killed."""
     expected = run(path, tmp_path / "whole")[0]
-    assert run(path, tmp_path / "cut", stop, torn) == []
-    assert run(path, tmp_path / "cut", 3, 1) == []
+    for stop, torn in ((1, 5), (2, 9), (3, 0), (3, 20), (4, 100), (5, 30), (3, 1)):
+        assert run(path, tmp_path / "cut", stop, torn) == []
     assert run(path, tmp_path / "cut")[0] == expected
     assert rows_file(tmp_path / "cut").read_bytes() == rows_file(tmp_path / "whole").read_bytes()
 
