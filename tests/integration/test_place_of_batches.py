@@ -90,7 +90,7 @@ def test_media_that_are_loaded_ahead_move_no_place(data, kind, workers):
 
     def is_read_ahead(loader):
         while loader.statistics().ready_samples < 100:
-            threading.Event().wait(0.001)
+            threading.Event().wait(0.02)
 
     def continued(rank, buffer_size, ahead=lambda loader: None):
         _, states = batches(old, rank, buffer_size=buffer_size, ahead=ahead, num_workers=workers, **settings)
