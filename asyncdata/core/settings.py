@@ -38,7 +38,7 @@ opening_until: ContextVar[float] = ContextVar("asyncdata_opening_until", default
 """Until when, on the monotonic clock, a loader may be opened here: then, no store is asked again."""
 
 
-_ELSEWHERE = {"truncation": "overlong", "truncate": "overlong", "overlong": "truncate_packs"}
+_ELSEWHERE = {"backend": "event_loop", "truncation": "overlong", "truncate": "overlong", "overlong": "truncate_packs"}
 """Settings that have another name in other libraries, or in another class of this one."""
 
 _prepared: set[Any] = set()
@@ -67,8 +67,7 @@ def unknown_setting(
     import difflib  # not at a worker's start
 
     known = sorted(known)
-    near = [one for one in (_ELSEWHERE.get(name),) if one in known] or difflib.get_close_matches(name, known, n=1)
-    meant = meant or next(iter(near), None)
+    meant = meant or next(iter(difflib.get_close_matches(_ELSEWHERE.get(name, name), known, n=1)), None)
     hint = f"did you mean {meant!r}? There" if meant else "there"
     return f"there is no {what} {name!r}{of and f' of {of}'}; {hint} are {', '.join(known)}"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from enum import StrEnum
-from itertools import repeat
+from itertools import groupby, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -15,7 +16,7 @@ from asyncdata.core.plain_values import TEXT, from_builtins, to_builtins
 from asyncdata.core.settings import prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from asyncdata.core.columns import Columns
 
@@ -118,6 +119,28 @@ class SampleRange(msgspec.Struct, frozen=True, gc=False):
     def row(self, number: int) -> int:
         """The number in the chunk of this range's sample ``number``."""
         return self.start + number // self.group_size
+
+
+def measured(samples: Sequence[Sample]) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """The places in D of delivered samples, one a group, and their numbers of tokens.
+
+    They are read from the columns, a chunk at once: fields that are not asked for stay packed.
+    """
+    places: list[tuple[int, int, int]] = []
+    lengths: list[int] = []
+    for delivered, some in groupby(samples, _range_of):
+        group = list(some)
+        if delivered is None:  # made by hand
+            places += [msgspec.structs.astuple(sample.position) for sample in group]  # type: ignore[arg-type]
+            lengths += [len(sample.tokens) for sample in group]
+        else:
+            first = delivered.row(group[0]._number)  # noqa: SLF001 - this is Sample's own code
+            places += delivered.chunk.places(first, first + len(group))
+            lengths += delivered.chunk.lengths_of(first, first + len(group)).tolist()
+    return places, lengths
+
+
+_range_of = attrgetter("_range")
 
 
 def drop_media(sample: Sample) -> None:

@@ -28,7 +28,7 @@ def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart]) -> SharedSca
         )
 
     identity = cache(lambda: digest(canonical(list(map(_identity, parts)))))
-    scans = SharedScans(config.ranks.exchange, config.ranks.rank, config.ranks.world_size, identity)
+    scans = SharedScans(config.ranks, identity)
     are_divided = [part.windows.share(scans, number) for number, part in enumerate(parts)]
     if not any(are_divided):
         raise ConfigError(

@@ -36,12 +36,9 @@ class _ThreadWorker(Worker):
     def __init__(self, number: int, new_handler: Callable[[Callable[[int], None]], Handler]) -> None:
         super().__init__(number, _NEVER_S)
         self.turn = anyio.Lock()
-        self.handler = new_handler(self._note)
+        self.handler = new_handler(partial(setattr, self, "_row"))  # in C: it is called for each row
         self._row = -1
         self._has_call = anyio.Event()
-
-    def _note(self, row: int) -> None:
-        self._row = row
 
     async def begin(self, has_started: Callable[[], bool]) -> None:
         """Nothing to wait for: it is ready at once."""

@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,20 +15,6 @@ from tests.support.faults import until
 from tests.support.loaders import gated, make
 from tests.support.loading import NEVER_S
 from tests.support.tokenize_fns import waits_for_a_file
-
-
-def in_a_forked_child(function: Callable[[], None]) -> int:
-    """The exit status of a forked child that runs ``function``: 0 if it returns, 1 if it raises, -14 if it hangs."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        try:
-            function()
-        except BaseException as error:
-            os.write(2, repr(error).encode())
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -48,11 +33,18 @@ def test_a_forked_child_may_close_whatever_the_parents_threads_were_doing(path):
         holder = threading.Thread(target=hold)
         holder.start()
         held.wait()
-        try:
-            assert in_a_forked_child(loader.close) == 0
-        finally:
-            done.set()
-            holder.join()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                loader.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        done.set()
+        holder.join()
+        assert status == 0
 
 
 @pytest.mark.thorough

@@ -252,15 +252,15 @@ def mix_in_mix(data, **settings):
 
 
 @pytest.mark.parametrize("made", [mix_of_kinds, mix_in_mix, lambda data: mix_in_mix(data, by="tokens")])
-def test_it_is_one_order_at_any_workers_buffers_and_batches_and_from_any_state(data, made, num_workers):
+def test_it_is_one_order_at_any_buffers_and_batches_and_from_any_state(data, made):
     mix, cuts, states = made(data), [1, 2, 38, 61, 75, 120, 201], []
     whole = delivered(mix, 261, (7, 1, 33), dp_size=7)
-    with make(mix, num_workers=num_workers) as loader:
+    with make(mix) as loader:
         for position in range(1, 202):
             assert entries(loader.get_next_batch(1)) == whole[position - 1 : position]
             states += [saved(loader)] if position in cuts else []
     for cut, state in zip(cuts, states, strict=True):
-        assert restored(mix, state, 60, num_workers=num_workers, buffer_size=cut) == whole[cut : cut + 60]
+        assert restored(mix, state, 60, buffer_size=cut) == whole[cut : cut + 60]
 
 
 def test_the_state_has_no_more_than_a_few_numbers_for_each_part(data):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import Outcomes, PassRate, Sample, SoftPacking
+from asyncdata import Mix, Outcomes, PassRate, Sample, SoftPacking
 from asyncdata.errors import (
     ConfigError,
     EndOfData,
@@ -253,3 +253,64 @@ def test_samples_of_another_loader_and_reports_without_outcomes_are_refused(rows
         pytest.raises(InvalidGroupError, match=r"AD482.*other\.jsonl"),
     ):
         loader.report(foreign, [1.0])
+
+
+# Of a mixture, each part has a memory of its own
+
+
+@pytest.fixture
+def mix(tmp_path):
+    """A function that makes a mixture of these parts, of which "math" is a mixture of its own."""
+    code, math = (write_rows(tmp_path / f"{name}.jsonl", number) for name, number in (("code", 31), ("math", 20)))
+    parts = {"code": code, "math": Mix({"easy": math}, quota=4)}
+    return lambda *names: Mix({name: parts[name] for name in names}, quota=4, on_mix_change="apply")
+
+
+def reported(loader, num_steps):
+    """The state after so many batches with scores."""
+    for _ in range(num_steps):
+        loader.report(loader.get_next_batch(8), [0.5] * 8)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def test_a_report_over_a_mixture_is_counted_whole_or_not_at_all(mix):
+    with make(mix("code", "math"), outcomes=Outcomes(policy=SOLVED)) as loader:
+        samples = loader.get_next_batch(8)
+        foreign = samples[0].to_dict()
+        for change in ({"source_name": "other"}, {"source_epoch": None}):
+            with pytest.raises(InvalidGroupError, match="AD482.*no part of this mixture"):
+                loader.report([samples[1], Sample.from_dict(foreign | change)], [1.0, 1.0])
+        assert loader.statistics().outcome_rows == 0
+        loader.add_samples([[samples[0]]])
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(mix("code", "math"), outcomes=Outcomes(policy=SOLVED)) as loader:
+        loader.load_state_dict(state)
+        assert loader.report(loader.get_samples(1), [1.0]) == 1, "a group from a snapshot is known"
+
+
+def test_a_part_that_comes_back_has_its_memory_again(mix):
+    state = None
+    for names, num_steps in ((("math", "code"), 3), (("code",), 1), (("math", "code"), 0)):
+        with make(mix(*names), outcomes=Outcomes(policy=SOLVED)) as loader:
+            if state:
+                loader.load_state_dict(state)
+            state = reported(loader, num_steps)
+            parts = loader.statistics().by_source
+            assert names == ("code",) or parts["math.easy"].outcome_rows == 12
+
+
+def test_a_memory_in_a_file_is_refused_and_its_part_can_be_forgotten(mix):
+    with make(mix("math", "code"), outcomes=Outcomes(policy=SOLVED)) as loader:
+        state = reported(loader, 3)
+    state["mixture"]["parts"]["code"]["outcomes"] |= {
+        "memory": None,
+        "num_bytes": 1234,
+    }  # as development builds wrote it
+    with make(mix("math", "code"), outcomes=Outcomes(policy=SOLVED)) as loader:
+        with pytest.raises(SnapshotMismatchError, match=r"AD606 .*in a file"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, allow_changed={"outcomes"})
+        parts = loader.statistics().by_source
+        assert (parts["code"].outcome_rows, parts["math.easy"].outcome_rows > 0) == (0, True)
+    with make(mix("math", "code")) as loader, pytest.raises(SnapshotMismatchError, match=r"AD603"):
+        loader.load_state_dict(state)

@@ -107,13 +107,9 @@ def check_rows(tmp_path, folders, family, number, most_s=29.0):
     assert num_sounds
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_sample_has_the_tokens_and_features_of_the_processor(tmp_path, folders, family):
-    check_rows(tmp_path, folders, family, 6)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("number", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [6, pytest.param(20, marks=pytest.mark.thorough), pytest.param(100, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_samples_have_the_tokens_and_features_of_the_processor(tmp_path, folders, family, number):
     check_rows(tmp_path, folders, family, number)

@@ -76,7 +76,6 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "read_a_row_of_an_array": "sources.json_array.read_row",
         "remembered_lines": "core.identity._counts",
         "reply_of_a_shared_index": "read_ahead.row_index.builder.SharedIndexer._checked",
-        "restart_of_deliveries": "delivery.coordinator.Coordinator.restart",
         "rows_per_window": ("order.order.ROWS_PER_WINDOW", "read_ahead.windows.indexed_windows.ROWS_PER_WINDOW"),
         "single_object": "sources.remote.listing._single",
         "spawn_a_proof": "loader.background_proof._spawn",
