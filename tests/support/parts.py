@@ -17,6 +17,7 @@ _NAMES = {
     "checkpoint.snapshot": "SCHEMA Snapshot StreamState from_state_dict to_state_dict",
     "checkpoint.summary": "describe_file",
     "cli.main": "main",
+    "cli.output": "Piece TokenTexts",
     "cli.rows": "OrderView",
     "cli.run": "Delivered Progress Reading combined_digest read_record",
     "cli.shown_text": "MaskedText Turn Turns lines_of plain_text",
@@ -109,7 +110,6 @@ _NAMES = {
     "tokenization.rows": (
         "MAX_NESTING MEDIA_KEYS RowDecoder RowFault WrongIdsError decode_object decode_value missing_key"
     ),
-    "tokenization.token_text": "Piece TokenTexts",
     "tokenization.tokenizer_files": "PATTERNS TokenizerFiles",
     "tokenization.user_function": "FunctionTokenizer",
     "workers.base": "Crashed NUM_SLOTS WorkerState",
