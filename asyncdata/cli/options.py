@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import HardPacking, SoftPacking
-from asyncdata.batching.preset_packing import PresetPacking
-from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.batching.xtuner_packing import PresetPacking, XTunerPacking
 from asyncdata.cli.arguments import BAD_ROWS, has_tokenize_fn
 from asyncdata.cli.rows import MixtureView, OrderView
 from asyncdata.core.errors import ConfigError

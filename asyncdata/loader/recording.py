@@ -13,7 +13,7 @@ from asyncdata.core.errors import redacted
 from asyncdata.core.file_refs import all_sizes
 from asyncdata.core.log import cleaned
 from asyncdata.core.version import __version__
-from asyncdata.loader.batches.pack_batches import PackBatching
+from asyncdata.loader.pack_batches import PackBatching
 from asyncdata.telemetry.recorder import Recorder, WatchedCoordinator
 from asyncdata.telemetry.records import (
     FORMAT_VERSION,

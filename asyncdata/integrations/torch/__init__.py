@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.batching.collators.torch_tensors import to_torch
+from asyncdata.batching.torch_tensors import to_torch
 from asyncdata.integrations.adapters import made_on_first_use
 from asyncdata.integrations.torch.dataset import LoaderDataset
 from asyncdata.integrations.torch.loader import StatefulDataLoader

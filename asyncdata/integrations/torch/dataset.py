@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from asyncdata.batching.collators.torch_tensors import to_torch
+from asyncdata.batching.torch_tensors import to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.torch.process import from_torch_state, ranks, refuse_in_torch_worker, to_torch_state
 from asyncdata.loader.config import LoaderConfig
