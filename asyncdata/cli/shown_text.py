@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from asyncdata.cli.output import Piece, TokenTexts, without_texts
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.identity import line_number
 from asyncdata.report.page import Run, ShownSample, ShownText
@@ -24,7 +25,6 @@ from asyncdata.tokenization.functions.tokenizer_settings import Templates, compi
 from asyncdata.tokenization.media import without_media
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import LIST_OF_OBJECTS, RowDecoder, decode_value
-from asyncdata.tokenization.token_text import Piece, TokenTexts, without_texts
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:

@@ -15,14 +15,13 @@ import msgspec
 
 from asyncdata.core.errors import BadRowError, EndOfData, LoaderClosedError, TooManyBadRowsError
 from asyncdata.core.threads import no_op
-from asyncdata.core.types import Position, Sample, SampleRange
+from asyncdata.core.types import Group, Position, Sample, SampleRange
 from asyncdata.delivery.channel import Channel, Entry, Exclusions
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.delivery.items import Bell
 from asyncdata.delivery.ledger import DeliveryRules, Ledger, Request, State, not_tracked
 from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped, upcoming
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
-from asyncdata.workers.ray import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
