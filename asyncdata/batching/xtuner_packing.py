@@ -20,8 +20,8 @@ import numpy as np
 
 from asyncdata.batching.packers import Packing
 from asyncdata.batching.packs import Counts, OfPacks, Pack, Packs, Positive
-from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.identity import digest
 from asyncdata.order.order import TorchGenerator
 
 if TYPE_CHECKING:

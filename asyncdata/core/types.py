@@ -6,12 +6,12 @@ import copy
 from enum import StrEnum
 from itertools import groupby, repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
 
-from asyncdata.core.file_refs import line_number, line_number_within
+from asyncdata.core.identity import line_number, line_number_within
 from asyncdata.core.plain_values import TEXT, from_builtins, to_builtins
 from asyncdata.core.settings import prepared
 
@@ -97,50 +97,15 @@ FINISHED = Status.COMPLETED, Status.TRUNCATED
 """Of a response that has come to its end."""
 
 
-class Packed(Protocol):
-    """Many samples in packed columns, from which a sample's fields are decoded."""
-
-    def tokens_of(self, sample: int) -> Tokens:
-        """Token ids of sample ``sample``."""
-        ...
-
-    def value(self, column: str, sample: int) -> Any:
-        """Its value in a column; None if it has none."""
-        ...
-
-    def position(self, sample: int) -> Position:
-        """Its place in D."""
-        ...
-
-    def places(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """The places in D of the samples ``[start, stop)``."""
-        ...
-
-    def lengths_of(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """The number of tokens of each of the samples ``[start, stop)``."""
-        ...
-
-    def location(self, sample: int) -> SourceLocation:
-        """The location of its row."""
-        ...
-
-    def arrays(self, sample: int) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-        """Its arrays, by name."""
-        ...
-
-    def part(self, sample: int) -> tuple[str, int] | tuple[None, None]:
-        """The part of a mixture that it comes from, and the epoch of that part."""
-        ...
-
-
 class SampleRange(msgspec.Struct, frozen=True, gc=False):
     """Samples ``[start, stop)`` of a chunk, delivered together, each as a group of ``group_size``.
 
+    :ivar chunk: a :class:`~asyncdata.delivery.chunk.Chunk`: packed columns, from which fields are decoded.
     :ivar index: number of the first sample in the whole stream.
     :ivar group_index: number of the first group in the whole stream.
     """
 
-    chunk: Packed
+    chunk: Any
     start: int
     stop: int
     index: int
@@ -320,7 +285,7 @@ _LAZY_FIELDS: dict[str, tuple[Callable[[SampleRange, int], Any], Callable[[], An
 }
 
 
-def _labels(chunk: Packed, row: int) -> Tokens | None:
+def _labels(chunk: Any, row: int) -> Tokens | None:
     spans = chunk.value("spans", row)
     if spans is None:
         return None

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import BadRowError, TooManyBadRowsError, excerpt
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import BadRowError, TooManyBadRowsError, excerpt, get_logger
 from asyncdata.core.messages import MAX_KEYS, NOT_WRITTEN, ON_PURPOSE, Failed, RowError, Tokenized, is_mass
+from asyncdata.core.threads import no_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

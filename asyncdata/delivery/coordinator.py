@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import BadRowError, EndOfData, LoaderClosedError, TooManyBadRowsError
+from asyncdata.core.threads import no_op
 from asyncdata.core.types import Group, Position, Sample, SampleRange
 from asyncdata.delivery.channel import Channel, Entry, Exclusions
 from asyncdata.delivery.chunk import Chunk

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Set
 
 import msgspec
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import AsyncDataError
+from asyncdata.core.threads import no_op
 from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import BadRow, Chunk
 

@@ -13,10 +13,10 @@ from zlib import crc32
 import msgspec
 from msgspec import structs
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError
 from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.plain_values import unpacked
+from asyncdata.core.threads import no_op
 from asyncdata.core.types import FINISHED, Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.delivery.chunk import BadRow, StreamDigest

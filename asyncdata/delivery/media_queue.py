@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import identity
 from asyncdata.core.columns import FRAMES, Columns, decoded
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import get_logger
 from asyncdata.core.messages import Column, RowError, Tokenized
+from asyncdata.core.threads import identity
 from asyncdata.core.types import Position, Sample, SampleRange
 from asyncdata.delivery.bad_rows import bad_row_error
 from asyncdata.delivery.chunk import Chunk

@@ -13,8 +13,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason, get_logger
 from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.types import Position
 from asyncdata.delivery.channel import Channel, Exclusions

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import get_logger
+from asyncdata.core.threads import no_op
 from asyncdata.workers.machine import process_memory
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.opening import TuningLimits
     from asyncdata.read_ahead.mixture import MixtureReadAhead
     from asyncdata.read_ahead.source import ReadAhead
-    from asyncdata.workers.pool.pool import Pool
+    from asyncdata.workers.pool import Pool
 
 _log = get_logger(__name__)
 

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.imports import from_clone
-from asyncdata.core.log import get_logger
-from asyncdata.core.settings import prepared
+from asyncdata.core.errors import AsyncDataError, WorkerError, get_logger
+from asyncdata.core.settings import from_clone, prepared
 from asyncdata.core.threads import started
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
-from asyncdata.workers.pool.popen import ENVIRONMENT, command_of
+from asyncdata.workers.popen import ENVIRONMENT, command_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,18 +10,15 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, cast
 
-from asyncdata.core.callbacks import identity
-from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
-from asyncdata.core.file_refs import all_sizes
-from asyncdata.core.imports import is_loaded_instance
-from asyncdata.core.log import events_owner, owning_events
-from asyncdata.core.settings import opening_until, whole_number
-from asyncdata.core.threads import check_platform
+from asyncdata.core.errors import ConfigError, LoaderClosedError, events_owner, owning_events, redacted
+from asyncdata.core.identity import all_sizes
+from asyncdata.core.settings import is_loaded_instance, opening_until, whole_number
+from asyncdata.core.threads import check_platform, identity
 from asyncdata.loader.config import B_co, BadRows, Cache, Item_co, Limits, LoaderConfig, Policy, Ranks
 from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry
-from asyncdata.workers.pool.popen import EarlyForkServer
-from asyncdata.workers.ray.settings import RayExecutor, local_workers_of
+from asyncdata.workers.popen import EarlyForkServer
+from asyncdata.workers.ray import RayExecutor, local_workers_of
 
 # Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
 if TYPE_CHECKING:

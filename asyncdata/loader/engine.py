@@ -11,11 +11,10 @@ from msgspec import structs
 
 from asyncdata.checkpoint.restore import check, epoch_to_begin, ledger_at_row, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
-from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
-from asyncdata.core.log import get_logger
+from asyncdata.core import __version__
+from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError, get_logger
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.types import Group, Position
-from asyncdata.core.version import __version__
 from asyncdata.delivery.channel import Exclusions
 from asyncdata.delivery.chunk import StreamDigest
 from asyncdata.delivery.coordinator import Coordinator
@@ -31,15 +30,14 @@ from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacki
 from asyncdata.loader.waits import Waits
 from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.source import ReadAhead
-from asyncdata.tokenization.base import TokenizeFn, has_media
-from asyncdata.tokenization.resolve import resolved
+from asyncdata.tokenization.base import TokenizeFn, has_media, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
-    from asyncdata.core.file_refs import FileRefs
+    from asyncdata.core.identity import FileRefs
     from asyncdata.core.messages import Job
     from asyncdata.delivery.outcome_memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
@@ -57,8 +55,8 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Source
     from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.popen import EarlyForkServer
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.popen import EarlyForkServer
 
 _log = get_logger(__name__)
 _REMEDY = "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little"

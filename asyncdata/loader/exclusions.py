@@ -15,7 +15,7 @@ from asyncdata.delivery.ledger import GroupFile, Ledger, RowKey, journal_key
 
 if TYPE_CHECKING:
     from asyncdata.batching.packs import Pack
-    from asyncdata.core.file_refs import FileRefs
+    from asyncdata.core.identity import FileRefs
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.sources.base import Blocks
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic
 import anyio
 import anyio.to_thread
 
-from asyncdata.core.callbacks import alone, identity
 from asyncdata.core.errors import EndOfData, PrefetchTimeoutError, is_shortage
 from asyncdata.core.settings import checked_timeout
-from asyncdata.core.threads import call_soon_in_this_loop
+from asyncdata.core.threads import alone, call_soon_in_this_loop, identity
 from asyncdata.loader.base import BaseLoader
 from asyncdata.loader.config import B_co, BatchT_co, Item_co
 

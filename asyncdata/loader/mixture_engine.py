@@ -9,7 +9,7 @@ from msgspec import structs
 
 from asyncdata.checkpoint.saved_mixture import MixtureMatch, SavedMixture, SavedPart
 from asyncdata.core.errors import AsyncDataError, ConfigError, SourceError
-from asyncdata.core.file_refs import FileRefs, ObjectRefs, joined
+from asyncdata.core.identity import FileRefs, ObjectRefs, joined
 from asyncdata.core.messages import Job
 from asyncdata.delivery.mixture import MergeRecord, MixturePoint, MixtureState, PartCursor
 from asyncdata.loader.engine import Engine, Matched

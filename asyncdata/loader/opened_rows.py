@@ -12,12 +12,11 @@ import msgspec
 
 from asyncdata.batching.planned import PlannedOrder
 from asyncdata.batching.xtuner_packing import PresetPacking
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import ConfigError, LoaderClosedError
+from asyncdata.core.errors import ConfigError, LoaderClosedError, get_logger
 from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
-from asyncdata.core.log import get_logger
+from asyncdata.core.identity import canonical, digest
 from asyncdata.core.messages import REMOTE_LINES, Job, ReaderSpec
+from asyncdata.core.threads import no_op
 from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
 from asyncdata.order.order import Order, RowOrder
 from asyncdata.order.shuffle import RowShuffle, Shuffle
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.sources.growing import GrowingBlocks
-    from asyncdata.sources.text.jsonl import JsonlSource
+    from asyncdata.sources.jsonl import JsonlSource
 
 
 _log = get_logger(__name__)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import is_loaded_instance
+from asyncdata.core.settings import is_loaded_instance
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.loader.opened_source import OpenedPart, OpenedSource, Opening, with_block_cache
 from asyncdata.order.order import Order, Share
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from asyncdata.core.messages import Job
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.read_ahead.calls import Calls
+    from asyncdata.sources.jsonl import JsonlSource
     from asyncdata.sources.stream import RowStream
-    from asyncdata.sources.text.jsonl import JsonlSource
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.tokenization.part_functions import PartFunctions
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.popen import EarlyForkServer
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.popen import EarlyForkServer
 
 
 _LONG_ROWS_BYTES = 64 << 20
@@ -197,8 +197,8 @@ def executor_of(
 
         return InlineExecutor(function, num_parts)
 
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.process_pool import Processes
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.process_pool import Processes
 
     def processes(least: int, most: int) -> Processes:
         return Processes(least, given.row_timeout_s, most, early, given.max_bytes_per_worker)

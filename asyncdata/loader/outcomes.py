@@ -15,10 +15,15 @@ import anyio
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import identity
-from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError, WorkerError
-from asyncdata.core.log import get_logger
-from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
+from asyncdata.core.errors import (
+    ConfigError,
+    InvalidGroupError,
+    SnapshotError,
+    SnapshotMismatchError,
+    WorkerError,
+    get_logger,
+)
+from asyncdata.core.threads import call_soon_in_this_loop, identity, started_and_awaited
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.chunk import NO_IDS, Ids, row_ids
 from asyncdata.delivery.ledger import grouped

@@ -17,11 +17,10 @@ from asyncdata.batching.packers import SinglePacking
 from asyncdata.batching.packs import Counts, Delivered, Pack, PackState, Place, restored
 from asyncdata.batching.planned import PLANNED_PACKINGS, PackRules
 from asyncdata.batching.xtuner_packing import LoaderPacking
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, NoSamplesError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, NoSamplesError, get_logger
 from asyncdata.core.messages import is_mass
 from asyncdata.core.settings import Description
+from asyncdata.core.threads import no_op
 from asyncdata.core.types import Position, Sample, measured
 from asyncdata.delivery.ledger import Ledger, Request, RestartPoint, RowKey
 from asyncdata.loader.sample_batches import Batch, Batching, BatchShare, Making, PackTotals

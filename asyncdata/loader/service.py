@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError, short_of
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError, get_logger, short_of
 from asyncdata.core.threads import at_exit, call_soon_in_this_loop, started, watch_end
 from asyncdata.delivery.items import Bell, Failure
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from asyncdata.read_ahead.mixture import MixtureReadAhead
     from asyncdata.read_ahead.row_index import RowIndex
     from asyncdata.read_ahead.source import ReadAhead
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.popen import EarlyForkServer
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.popen import EarlyForkServer
 
 
 open_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()

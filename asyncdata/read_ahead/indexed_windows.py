@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.batching.planned import Dealt, PlannedEpoch, PlannedOrder, packs_of, refuse_too_many
-from asyncdata.core.errors import AsyncDataError, ConfigError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, get_logger
 from asyncdata.core.messages import (
     NO_SLOT,
     NOT_IN_SLOT,

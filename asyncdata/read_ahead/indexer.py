@@ -22,8 +22,7 @@ import anyio
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError, get_logger
 from asyncdata.core.messages import Failed, Index, Indexed, RowError, reason_mark
 from asyncdata.delivery.bad_rows import MassDrops, error_at, located, without_text
 from asyncdata.read_ahead.calls import checked

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from asyncdata.delivery.mixture import MixtureState
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.read_ahead.source import Supply
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.worker import Call
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.worker import Call
 
 T = TypeVar("T")
 _MIN_CAPACITY = 2048

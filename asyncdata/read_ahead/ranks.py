@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import msgspec
 
-from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError, get_logger
 from asyncdata.core.messages import Data, Failed, Reply, decode_reply, encode
 from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
 from asyncdata.workers.base import Crashed

@@ -17,8 +17,7 @@ import anyio.to_thread
 import numpy as np
 
 from asyncdata.checkpoint.snapshot import StreamState
-from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, safe_cause
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, get_logger, safe_cause
 from asyncdata.core.messages import Tokenize
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.read_ahead.calls import Calls
