@@ -5,21 +5,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.version import __version__
+from asyncdata.core import __version__
 
 if TYPE_CHECKING:
     from asyncdata import errors as errors
     from asyncdata import filters as filters
     from asyncdata import xtuner as xtuner
-    from asyncdata.batching.balance import balance
-    from asyncdata.batching.collators.base import Document
-    from asyncdata.batching.collators.packed import PackedCollator
-    from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator, PreferenceCollator
-    from asyncdata.batching.length_grouping import LengthGrouping
+    from asyncdata.batching.collators import Document, FixedCollator, PaddedCollator, PreferenceCollator
+    from asyncdata.batching.length_grouping import LengthGrouping, balance
+    from asyncdata.batching.packed_collator import PackedCollator
     from asyncdata.batching.packers import HardPacking, SoftPacking
     from asyncdata.core.columns import Column
     from asyncdata.core.types import Group, Position, Sample, SourceLocation, Status
-    from asyncdata.delivery.outcomes.policy import Outcomes, OutcomeTable, PassRate
+    from asyncdata.delivery.outcome_policy import Outcomes, OutcomeTable, PassRate
     from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
     from asyncdata.loader.mix import Mix, Part
@@ -27,19 +25,17 @@ if TYPE_CHECKING:
     from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.arrow.huggingface import HuggingFaceSource
     from asyncdata.sources.arrow.parquet import ParquetSource
+    from asyncdata.sources.jsonl import JsonArraySource, JsonlSource
     from asyncdata.sources.stream import IterableSource
-    from asyncdata.sources.text.jsonl import JsonArraySource, JsonlSource
     from asyncdata.telemetry.settings import Telemetry
     from asyncdata.tokenization.base import TokenizeFn
-    from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+    from asyncdata.tokenization.functions.chat import ChatTokenizeFn, PreferenceTokenizeFn, RendererTokenizeFn
     from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
-    from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
     from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
-    from asyncdata.tokenization.functions.rendered import RendererTokenizeFn
     from asyncdata.tokenization.functions.text import TextTokenizeFn
     from asyncdata.tokenization.functions.untokenized import RowFn
     from asyncdata.tokenization.pictures.settings import Processor
-    from asyncdata.workers.ray.settings import RayExecutor
+    from asyncdata.workers.ray import RayExecutor
 
 __all__ = (
     "__version__",
@@ -94,15 +90,13 @@ __all__ = (
 
 # A worker imports only the modules it needs, and `import asyncdata` none of them.
 _HOMES = {
-    "batching.balance": "balance",
-    "batching.collators.base": "Document",
-    "batching.collators.packed": "PackedCollator",
-    "batching.collators.padded": "FixedCollator PaddedCollator PreferenceCollator",
-    "batching.length_grouping": "LengthGrouping",
+    "batching.length_grouping": "balance LengthGrouping",
+    "batching.collators": "Document FixedCollator PaddedCollator PreferenceCollator",
+    "batching.packed_collator": "PackedCollator",
     "batching.packers": "HardPacking SoftPacking",
     "core.columns": "Column",
     "core.types": "Group Position Sample SourceLocation Status",
-    "delivery.outcomes.policy": "Outcomes OutcomeTable PassRate",
+    "delivery.outcome_policy": "Outcomes OutcomeTable PassRate",
     "loader.config": "BadRows Cache Limits LoaderConfig Ranks",
     "loader.loader": "AsyncDataLoader DataLoader",
     "loader.mix": "Mix Part",
@@ -111,18 +105,16 @@ _HOMES = {
     "sources.arrow.huggingface": "HuggingFaceSource",
     "sources.arrow.parquet": "ParquetSource",
     "sources.stream": "IterableSource",
-    "sources.text.jsonl": "JsonArraySource JsonlSource",
+    "sources.jsonl": "JsonArraySource JsonlSource",
     "telemetry.settings": "Telemetry",
     "tokenization.base": "TokenizeFn",
-    "tokenization.functions.chat": "ChatTokenizeFn",
+    "tokenization.functions.chat": "ChatTokenizeFn PreferenceTokenizeFn RendererTokenizeFn",
     "tokenization.functions.fixed_length": "FixedLengthTokenizeFn",
-    "tokenization.functions.preference": "PreferenceTokenizeFn",
     "tokenization.functions.prompt": "PromptTokenizeFn",
-    "tokenization.functions.rendered": "RendererTokenizeFn",
     "tokenization.functions.text": "TextTokenizeFn",
     "tokenization.functions.untokenized": "RowFn",
     "tokenization.pictures.settings": "Processor",
-    "workers.ray.settings": "RayExecutor",
+    "workers.ray": "RayExecutor",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -12,13 +12,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import missing_package
+from asyncdata.core.settings import missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from asyncdata.core.types import Sample
-    from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
+    from asyncdata.integrations.torch.datasets import LoaderOrderView, LoaderRowView
     from asyncdata.loader.loader import DataLoader
 
     Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score
@@ -156,7 +156,7 @@ def report_scores(loader: DataLoader[Any, Any], scored: Iterable[Scored], attemp
 
     :param attempts: of a row in an epoch.
     """
-    from asyncdata.delivery.outcomes.memory import MAX_SCORE, RowReport
+    from asyncdata.delivery.outcome_memory import MAX_SCORE, RowReport
 
     if loader._engine.outcomes is None:
         return 0

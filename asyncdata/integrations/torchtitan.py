@@ -21,8 +21,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from asyncdata.batching.collators.base import Document
-from asyncdata.batching.collators.packed import PackedCollator
+from asyncdata.batching.collators import Document
+from asyncdata.batching.packed_collator import PackedCollator
 from asyncdata.batching.packers import SoftPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.adapters import made_on_first_use, need
@@ -30,8 +30,8 @@ from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epo
 from asyncdata.loader.config import Ranks
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import Mix
+from asyncdata.tokenization.base import resolved
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
-from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("AsyncDataLoader",)  # noqa: F822 - made below on first use, so that torchtitan is not imported before

@@ -11,23 +11,20 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.messages import BlockCacheSpec, Job
 from asyncdata.read_ahead.source import Canaries, Supply
-from asyncdata.read_ahead.windows.base import Windows
-from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
+from asyncdata.read_ahead.windows import SLACK_BYTES, Windows
 from asyncdata.sources.base import Blocks, Files
 from asyncdata.tokenization.base import describe, fingerprints_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.batching.planned import PlannedOrder
-    from asyncdata.batching.rules import PackRules
-    from asyncdata.core.types import Position
+    from asyncdata.batching.planned import PackRules, PlannedOrder
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Exclusions
     from asyncdata.loader.config import Cache, LoaderConfig
     from asyncdata.order.order import Order, RowOrder, Share
     from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.row_index.row_index import RowIndex
+    from asyncdata.read_ahead.row_index import RowIndex
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.stream import StreamOrder
 
@@ -40,7 +37,6 @@ class Opening(NamedTuple):
     :ivar name: of the part; empty for the only one.
     :ivar config: the loader's configuration, as it holds for it.
     :ivar calls: what it asks workers for.
-    :ivar restart_point: returns the first position that a restart would need now.
     :ivar bad_rows: what is done with its bad rows, also with those that the row index excludes.
     :ivar plan: how packs are planned; None if they are not.
     :ivar share: the rows that are tokenized here; None: all.
@@ -50,7 +46,6 @@ class Opening(NamedTuple):
     config: LoaderConfig
     function: Any
     calls: Calls
-    restart_point: Callable[[], Position]
     bad_rows: BadRowPolicy
     plan: PackRules | None = None
     share: Share | None = None

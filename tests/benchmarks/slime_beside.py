@@ -38,18 +38,10 @@ NONE = ("dump_details", "rollout_max_prompt_len", "multimodal_keys", "buffer_fil
 def slime_args(path: str, tokenizer: str, **extra: Any) -> SimpleNamespace:
     columns = {"input_key": "input", "label_key": "label", "metadata_key": "metadata", "tool_key": "tools"}
     return SimpleNamespace(
-        prompt_data=path,
-        hf_checkpoint=tokenizer,
-        rollout_global_dataset=True,
-        apply_chat_template=True,
-        apply_chat_template_kwargs={},
-        rollout_seed=42,
-        rollout_shuffle=True,
-        n_samples_per_prompt=SAMPLES_PER_GROUP,
-        **columns,
-        **dict.fromkeys(NONE),
-        **extra,
-    )
+        prompt_data=path, hf_checkpoint=tokenizer, rollout_global_dataset=True, apply_chat_template=True,
+        apply_chat_template_kwargs={}, rollout_seed=42, rollout_shuffle=True, n_samples_per_prompt=SAMPLES_PER_GROUP,
+        **columns, **dict.fromkeys(NONE), **extra,
+    )  # fmt: skip
 
 
 class HfStreaming:
@@ -82,12 +74,10 @@ class HfStreaming:
 def source(contestant: str, path: str, tokenizer: str) -> Any:
     if contestant == "hf":
         return HfStreaming(path, tokenizer)
-
     if contestant == "slime":
         from slime.rollout.data_source import RolloutDataSourceWithBuffer
 
         return RolloutDataSourceWithBuffer(slime_args(path, tokenizer))
-
     from asyncdata.integrations.slime import AsyncDataSource
 
     ours = {"asyncdata_order": contestant, "asyncdata_num_workers": 2, "asyncdata_cache": {"folder": ""}}

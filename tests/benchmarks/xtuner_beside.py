@@ -26,8 +26,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.chats import chats
 from tests.benchmarks.framework import ratios, rounds, show
+from tests.benchmarks.inputs import sft_chats
 from tests.benchmarks.watching import measured
 
 SIDES = ("xtuner", "ours")
@@ -96,10 +96,10 @@ def main() -> None:
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "datasets", "numpy")},
         "settings": settings | {"rows": args.rows, "epoch_rows": args.epoch_rows},
     }
-    path = str(chats(args.folder, args.rows))
+    path = str(sft_chats(args.folder, args.rows))
     table["first_batch"] = beside(f"first batch of {args.rows} rows", args.rounds, KEYS, path=path, **settings)
     if args.epoch_rows:
-        settings |= {"path": str(chats(args.folder, args.epoch_rows)), "epoch": True}
+        settings |= {"path": str(sft_chats(args.folder, args.epoch_rows)), "epoch": True}
         table["epoch"] = beside(f"an epoch of {args.epoch_rows} rows", args.epoch_rounds, EPOCH_KEYS, **settings)
     if args.json:
         args.json.write_text(json.dumps(table, indent=1))

@@ -185,8 +185,7 @@ def test_pictures_lie_in_parquet_as_bytes(tmp_path, folders, picture):
             assert loader.get_next_batch(1)[0].columns["pixel_values"].shape == (1, 3, 56, 56)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "CMYK", "P", "I;16"])
-@pytest.mark.parametrize("turn", [1, 6])
+@pytest.mark.parametrize(("mode", "turn"), [("RGB", 1), ("CMYK", 6), ("P", 6), ("I;16", 1)])
 def test_an_iterable_may_give_pictures_of_pillow(tmp_path, folders, mode, turn):
     opened = Image.open(draw(tmp_path / "picture.png", 90, 60, turn=turn))
     exif = opened.getexif()
@@ -459,11 +458,7 @@ def test_prompts_have_pictures_for_the_trainer_and_for_the_engine(tmp_path, fold
         assert group[0].prompt.endswith("<|assistant|>")
         if pictured:
             assert np.array_equal(group[1].columns["pixel_values"], found["pixel_values"])
-    assert [group[0].extra for group in groups] == [
-        {"images": [picture]},
-        {"images": [{"bytes": text}]},
-        {},
-    ]
+    assert [group[0].extra for group in groups] == [{"images": [picture]}, {"images": [{"bytes": text}]}, {}]
 
 
 def test_prompts_with_pictures_need_a_template(folders):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from asyncdata import DataLoader, PromptTokenizeFn, demo
-from asyncdata.cli.commands import demo as command
-from asyncdata.cli.commands.demo import compare
-from asyncdata.demo import docstring_prompts, tokenizer_folder, write_docstring_prompts
+from asyncdata.cli import run as command
+from asyncdata.cli.run import compare
+from asyncdata.demo import tokenizer_folder, write_docstring_prompts
 from asyncdata.errors import ConfigError, SourceError
 from asyncdata.telemetry.reader import read
 from tests.support.commands import asyncdata_process
@@ -31,7 +31,6 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_prompts_are_questions_whose_answer_is_the_label(prompts):
     rows = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
-
     assert all(set(row) == {"input", "label", "metadata"} for row in rows)
     assert {row["metadata"]["kind"] for row in rows} == {"module", "class", "function"}
     found = next(row for row in rows if row["label"] == "argparse.ArgumentParser")
@@ -39,34 +38,6 @@ def test_the_prompts_are_questions_whose_answer_is_the_label(prompts):
     assert found["metadata"]["line"] > 1000
     assert found["input"].startswith("Which class of Python's standard library is described here? Answer with its")
     assert "Object for parsing command line strings into Python objects." in found["input"]
-
-
-@pytest.mark.thorough
-def test_the_same_python_writes_the_same_thousands_of_prompts(prompts, tmp_path):
-    assert write_docstring_prompts(tmp_path / "again.jsonl", num_rows=5000) == 5000
-
-    again = (tmp_path / "again.jsonl").read_bytes()
-    assert again.splitlines()[:100] == prompts.read_bytes().splitlines()[:100]
-
-
-def test_a_library_of_odd_files_has_the_docstrings_that_can_be_read(tmp_path, monkeypatch):
-    odd = {
-        "broken.py": b"def (:",
-        "latin.py": b'"""caf\xe9"""',
-        "lone.py": b'"""a lone \\ud800 surrogate"""',
-        "old.py": b'"""An escape of old: \\d"""',
-        "package/__init__.py": b'class A:\n    async def b(self):\n        """In A."""',
-        "site-packages/other.py": b'"""Not of the library."""',
-    }
-    for name, text in odd.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(text)
-    change(monkeypatch, library_of_the_demo=lambda: tmp_path)
-
-    assert [(row["label"], row["metadata"]) for row in docstring_prompts()] == [
-        ("old", {"kind": "module", "module": "old", "line": 1}),
-        ("package.A.b", {"kind": "function", "module": "package", "line": 2}),
-    ]
 
 
 def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
@@ -79,7 +50,6 @@ def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
 
 def test_the_tokenizer_is_small_and_its_template_is_the_one_in_the_source():
     files = {path.name: path for path in Path(tokenizer_folder()).iterdir()}
-
     assert set(files) == {"tokenizer.json", "tokenizer_config.json"}
     assert sum(path.stat().st_size for path in files.values()) < 500_000
     assert json.loads(files["tokenizer_config.json"].read_text())["chat_template"] == demo.CHAT_TEMPLATE
@@ -93,7 +63,6 @@ def test_the_tokenizer_is_the_same_for_transformers(prompts, is_chat):
     fn = PromptTokenizeFn(tokenizer_folder(), apply_chat_template=is_chat)
     with DataLoader(str(prompts), tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
         samples = loader.get_next_batch(300)
-
     for sample in samples:
         assert sample.tokens.tolist() == oracle(sample.prompt, add_special_tokens=False)["input_ids"]
     if is_chat:
@@ -113,18 +82,14 @@ WHOLE = delivered(*range(7))
 @pytest.mark.parametrize(
     ("resumed", "first_difference"),
     [
-        pytest.param(delivered(4, 5, 6), 3, id="lost"),
-        pytest.param(delivered(3, 5, 4, 6), 4, id="out of order"),
-        pytest.param(delivered(3, 4, 4, 5, 6), 5, id="repeated"),
-        pytest.param(delivered(3, 4, 5), 6, id="cut off"),
+        pytest.param(delivered(4, 5, 6), 3, id="lost"), pytest.param(delivered(3, 5, 4, 6), 4, id="out of order"),
+        pytest.param(delivered(3, 4, 4, 5, 6), 5, id="repeated"), pytest.param(delivered(3, 4, 5), 6, id="cut off"),
         pytest.param(delivered(3, 4, 5, 6, 7), 7, id="too much"),
-        pytest.param(delivered(3, 4, 5, 6, seed=9), 3, id="other tokens"),
-        pytest.param([], 3, id="nothing at all"),
+        pytest.param(delivered(3, 4, 5, 6, seed=9), 3, id="other tokens"), pytest.param([], 3, id="nothing at all"),
     ],
-)
+)  # fmt: skip
 def test_a_resumed_run_that_differs_is_found(resumed, first_difference):
     outcome = compare(delivered(0, 1, 2), resumed, WHOLE)
-
     assert not outcome.is_identical
     assert outcome.first_difference == first_difference
     assert outcome.digest != outcome.uninterrupted_digest
@@ -208,9 +173,7 @@ def test_a_demo_with_a_difference_is_status_1_and_its_numbers_are_there_for_prog
 def test_a_demo_that_cannot_be_done_says_why(monkeypatch, capsys, changes, said):
     for name, value in changes.items():
         monkeypatch.setattr(command, name, value)
-
     assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
-
     assert said in capsys.readouterr().err
 
 
@@ -220,7 +183,6 @@ def test_ctrl_c_ends_the_demo_and_everything_it_started():
             pass
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the run is told as well
         out, err = process.communicate()
-
     assert (process.returncode, out) == (130, "")
     assert err.endswith("interrupted\n")
     assert "Traceback" not in err

@@ -19,44 +19,15 @@ MAX_PLAIN_LINES = 10_536
 """What a loader over JSONL with PromptTokenizeFn and two workers imports into the trainer's process."""
 
 WINGS = (
-    "batching.online",
-    "batching.packers",
-    "batching.planned",
-    "cli",
-    "delivery.media_queue",
-    "delivery.merger",
-    "delivery.outcomes.memory",
-    "delivery.quarantine",
-    "integrations",
-    "loader.exclusions",
-    "loader.loader_media",
-    "loader.mix",
-    "loader.mixture_engine",
-    "loader.opened_growing",
-    "loader.outcomes",
-    "loader.proving",
-    "loader.recording",
-    "loader.scan_sharing",
-    "loader.wait_progress",
-    "order.mixture",
-    "read_ahead.mixture",
-    "read_ahead.rank_calls",
-    "read_ahead.row_index",
-    "read_ahead.windows.indexed_windows",
-    "read_ahead.windows.shared_scans",
-    "read_ahead.windows.stream_windows",
-    "report",
-    "sources.arrow",
-    "sources.growing",
-    "sources.remote.reads",
-    "sources.remote.store",
-    "sources.text.text_stream",
-    "telemetry.recorder",
-    "tokenization.pictures",
-    "workers.inline",
-    "workers.ray.executor",
-    "workers.request_handler",
-)
+    "batching.online", "batching.packers", "batching.planned", "cli", "delivery.media_queue", "delivery.merger",
+    "delivery.outcome_memory", "delivery.quarantine", "integrations", "loader.exclusions", "loader.loader_media",
+    "loader.mix", "loader.mixture_engine", "loader.opened_rows", "loader.outcomes", "loader.proving",
+    "loader.recording", "loader.opened_rows", "loader.wait_progress", "order.mixture", "read_ahead.mixture",
+    "read_ahead.ranks", "read_ahead.row_index", "read_ahead.indexed_windows",
+    "read_ahead.ranks", "read_ahead.stream_windows", "report", "sources.arrow",
+    "sources.growing", "sources.remote.reads", "sources.remote.store", "sources.text_stream", "telemetry.recorder",
+    "tokenization.pictures", "workers.inline", "workers.ray.executor", "workers.request_handler",
+)  # fmt: skip
 """What is imported only where its setting is set."""
 
 PLAIN = """
@@ -102,13 +73,11 @@ def test_the_package_does_not_outgrow_what_was_decided():
 def test_a_plain_loader_imports_no_wing_and_less_than_what_was_decided(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"input": "What is {n} + 7?"}}\n' for n in range(40)))
-
     command = [sys.executable, "-c", PLAIN, str(data), str(tokenizer_folder())]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=PACKAGE.parent).stdout
     names = [name.removeprefix("asyncdata.") for name in printed.split() if name != "asyncdata"]
     files = [PACKAGE.joinpath(*name.split(".")) for name in names]
     paths = [path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py" for path in files]
-
     assert len(names) > 50
     assert [name for name in names if name.startswith(WINGS)] == []
     assert sum(map(lines_of, paths)) + lines_of(PACKAGE / "__init__.py") <= MAX_PLAIN_LINES

@@ -19,21 +19,18 @@ from __future__ import annotations
 
 import re
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.tokenization.chat_template.conversation import Conversation
+from asyncdata.tokenization.chat_template.conversation import Conversation, Texts
 from asyncdata.tokenization.chat_template.programs import Program, Shapes
-from asyncdata.tokenization.chat_template.texts import Texts
-from asyncdata.tokenization.rows import RowFault
-from asyncdata.tokenization.spans import Span, common_prefix, common_suffix, join
+from asyncdata.tokenization.column_writer import Span, common_prefix, common_suffix, join
+from asyncdata.tokenization.rows import Message, RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat
     from asyncdata.tokenization.chat_template.template import ChatTemplate
-
-Message = dict[str, Any]
 
 
 class ChatSpans:
@@ -103,7 +100,7 @@ class ChatSpans:
         A position in a symbolic text is a position in the text of each such chat: the rules find positions only as
         common prefixes of two renderings, and move from there by constant texts.
         """
-        from asyncdata.tokenization.chat_template.texts import UnknownTexts
+        from asyncdata.tokenization.chat_template.conversation import UnknownTexts
 
         def cut(symbolic: SymbolicChat) -> tuple[list[str], tuple[str, ...]]:
             texts = UnknownTexts(self._special, symbolic.trace)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from asyncdata.tokenization.functions.labelled import Drafting, RowTokenizer, accepted
+from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+from asyncdata.tokenization.encoders.hf_encoder import Located
 from asyncdata.tokenization.functions.of_chat import Chats
 from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
+from asyncdata.tokenization.functions.text import Drafting, RowTokenizer, accepted
 from asyncdata.tokenization.pictures.chats import Places, expanded, with_places
 from asyncdata.tokenization.pictures.files import NOUNS, held
+from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
 from asyncdata.tokenization.rows import MediaFault, RowFault, decode_value, is_empty
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
-    from asyncdata.tokenization.encoders.hf_encoder import Located
-    from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 
 
 class _Pictured(RowTokenizer):

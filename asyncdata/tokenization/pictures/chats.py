@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncdata.tokenization.column_writer import Span
 from asyncdata.tokenization.media import PART_KEYS, kind_of, medium_of
 from asyncdata.tokenization.pictures.files import NOUNS, Medium, named_medium
 from asyncdata.tokenization.rows import MEDIA_KEYS, RowFault, is_empty
-from asyncdata.tokenization.spans import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

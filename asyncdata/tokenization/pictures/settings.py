@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.identity import canonical, digest
 from asyncdata.core.settings import Description
 from asyncdata.tokenization.tokenizer_files import resolve
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import from_clone
+from asyncdata.core.settings import from_clone
 from asyncdata.tokenization.pictures.files import Medium, opened
 from asyncdata.tokenization.rows import RowFault
 

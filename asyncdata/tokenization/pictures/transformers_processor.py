@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncdata.core.columns import FRAMES
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import missing_package
+from asyncdata.core.settings import missing_package
 from asyncdata.tokenization.pictures.files import Medium, size_of, turned
 from asyncdata.tokenization.pictures.kinds import Array, Kind, Planned, refused
 from asyncdata.tokenization.pictures.settings import (

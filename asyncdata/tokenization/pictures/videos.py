@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import from_clone
+from asyncdata.core.settings import from_clone
 from asyncdata.tokenization.pictures.files import Medium, check_size, named_medium, opened, size_of, turned
 from asyncdata.tokenization.rows import RowFault
 

@@ -9,9 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.chats import chats as packed_chats
 from tests.benchmarks.framework import at_least, at_most, ratios, rounds
-from tests.benchmarks.inputs import chats, long_contexts
+from tests.benchmarks.inputs import chats, long_contexts, sft_chats
 
 if TYPE_CHECKING:
     from tests.benchmarks.framework import Bench
@@ -67,7 +66,7 @@ def packed_sft(bench: Bench) -> None:
         bench.note("S16", _WHAT, f"needs XTuner's tree, named by ASYNCDATA_XTUNER, and {', '.join(_NEEDED)}")
         return
 
-    path = str(packed_chats(bench.folder, 4000 if bench.quick else 40_000))
+    path = str(sft_chats(bench.folder, 4000 if bench.quick else 40_000))
     common = {"path": path, "tokenizer": bench.tokenizer, "max_length": 4096, "num_workers": bench.num_workers}
     theirs = partial(_packs, bench, "xtuner", num_warm=10, num_batches=40 if bench.quick else 250, **common)
     ours = partial(_packs, bench, "ours", num_warm=20, num_batches=100 if bench.quick else 1500, **common)

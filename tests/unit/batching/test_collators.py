@@ -86,61 +86,47 @@ PIECE = Document(BROUGHT[0].tokens[:2], None, None, BROUGHT[0])
 BATCHES: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
     "a pack, padded in chunks": (PackedCollator(max_length=12, pad_id=99, pad_chunk=4), [PACK], WHOLE),
     "shifted as XTuner does: over the boundary, without the last token": (
-        PackedCollator(max_length=10, pad_chunk=4, shift="pack"),
-        [PACK],
-        OF_XTUNER,
+        PackedCollator(max_length=10, pad_chunk=4, shift="pack"), [PACK], OF_XTUNER,
     ),
     "of a single token, shifted so, nothing is left": (
-        PackedCollator(max_length=3, shift="pack"),
-        [[document(5)]],
-        {"seq_idx": [[-1, -1, -1]]},
+        PackedCollator(max_length=3, shift="pack"), [[document(5)]], {"seq_idx": [[-1, -1, -1]]},
     ),
     "what is too long, cut off and counted": (
-        PackedCollator(max_length=5, truncate_packs=True),
-        [PACK, [document(*range(8), loss_mask=[1] * 8)], PACK[:1]],
+        PackedCollator(max_length=5, truncate_packs=True), [PACK, [document(*range(8), loss_mask=[1] * 8)], PACK[:1]],
         {"input_ids": [[1, 2, 3, 0, 0], [0, 1, 2, 3, 4], [1, 2, 3, 0, 0]], "num_dropped_tokens": 6},
     ),
     "as much of a document as there is room for": (
-        PackedCollator(max_length=5, truncate_packs=True),
-        [[document(0, 1, 2), document(0, 1), document(0, 1, 2, 3)]],
+        PackedCollator(max_length=5, truncate_packs=True), [[document(0, 1, 2), document(0, 1), document(0, 1, 2, 3)]],
         {"input_ids": [[0, 1, 2, 0, 1]]},
     ),
     "what labels or a mask say is trained on": (
-        PackedCollator(),
-        [[*MARKED, document(1, 2, 3, 4)]],
+        PackedCollator(), [[*MARKED, document(1, 2, 3, 4)]],
         {"labels": [[NONE, NONE, 30, 40, NONE, NONE, 3, NONE, NONE, 2, 3, 4]]},
     ),
     "rows padded on the right": (PaddedCollator(pad_id=9, pad_to_multiple_of=4, max_length=8), ROWS, RIGHT),
     "on the left, nothing predicts a first token, nor the padding before it": (PaddedCollator(side="left"), ROWS, LEFT),
     "on the left, shifted": (
-        PaddedCollator(side="left", shift_labels=True),
-        ROWS,
+        PaddedCollator(side="left", shift_labels=True), ROWS,
         {"shifted_labels": [[2, 3, NONE], [NONE, NONE, NONE], [NONE, 6, NONE]]},
     ),
     "rows of a fixed length": (FixedCollator(length=4, pad_id=9), ROWS[1:], {n: RIGHT[n][1:] for n in RIGHT}),
     "rows of a fixed length, shifted": (
-        FixedCollator(length=4, shift_labels=True),
-        ROWS[:1],
-        {"shifted_labels": [[2, 3, NONE, NONE]]},
+        FixedCollator(length=4, shift_labels=True), ROWS[:1], {"shifted_labels": [[2, 3, NONE, NONE]]},
     ),
     "padding that samples bring along is padding": (FixedCollator(length=5), BROUGHT, BROUGHT_RIGHT),
     "on the left it is where it was": (
-        PaddedCollator(side="left", pad_to_multiple_of=5),
-        [Document(one.tokens, None, None, one) for one in BROUGHT],
+        PaddedCollator(side="left", pad_to_multiple_of=5), [Document(one.tokens, None, None, one) for one in BROUGHT],
         BROUGHT_LEFT,
     ),
     "and is not predicted": (
-        PaddedCollator(shift_labels=True),
-        BROUGHT,
-        {"shifted_labels": [[2, NONE, NONE, NONE], [4, 5, NONE, NONE]]},
+        PaddedCollator(shift_labels=True), BROUGHT, {"shifted_labels": [[2, NONE, NONE, NONE], [4, 5, NONE, NONE]]},
     ),
     "nothing but padding, and a piece of a sample, which has none of it": (
-        PaddedCollator(),
-        [sample([7, 7], num_padding=2), PIECE],
+        PaddedCollator(), [sample([7, 7], num_padding=2), PIECE],
         {"attention_mask": [[0, 0], [1, 1]], "position_ids": [[0, 0], [0, 1]]},
     ),
     "pairs: chosen answers, then rejected ones": (PreferenceCollator(pad_id=99, pad_to_multiple_of=6), PAIRS, OF_PAIRS),
-}
+}  # fmt: skip
 FIELDS = {
     PackedCollator(): WHOLE,
     PackedCollator(shift="document"): [name.replace("labels", "shifted_labels") for name in WHOLE],
@@ -158,7 +144,6 @@ def lists(batch):
 @pytest.mark.parametrize(("collator", "items", "wanted"), BATCHES.values(), ids=BATCHES)
 def test_a_batch_is(collator, items, wanted):
     batch = collator(items)
-
     assert {name: value for name, value in lists(batch).items() if name in wanted} == wanted
     arrays = {name: value.dtype for name, value in batch.items() if isinstance(value, np.ndarray)}
     of_segments = {"seq_idx", "cu_seqlens", "cu_seqlens_padded"}
@@ -169,7 +154,6 @@ def test_a_batch_is(collator, items, wanted):
 def test_a_batch_has_the_fields(collator, names):
     items = PAIRS if isinstance(collator, PreferenceCollator) else ROWS
     batch = collator([items] if isinstance(collator, PackedCollator) else items)
-
     assert sorted(batch) == sorted(names)
 
 
@@ -264,14 +248,10 @@ def test_each_token_has_the_number_of_its_part_of_a_mixture(collator, wanted):
 def test_collating_does_not_write_into_the_documents():
     one = document(*range(5), labels=range(5))
     one.tokens.flags.writeable = one.labels.flags.writeable = False
-
     batch = PackedCollator()([[one]])
-
     assert not np.shares_memory(batch["input_ids"], one.tokens)
     assert not np.shares_memory(batch["labels"], one.labels)
 
-
-# What cannot be collated
 
 EMPTY = document()
 OF_FIVE = (PackedCollator(max_length=5), PackedCollator(max_length=5, pad_to_max_length=False))
@@ -322,14 +302,9 @@ def test_a_setting_that_cannot_work_is_named(kind, settings, message):
         kind(**settings)
 
 
-# XTuner's shape, and tensors
-
-
 def test_xtuners_shape_can_be_of_tensors_and_its_own_class_cannot_be_had_without_it():
     torch = pytest.importorskip("torch")
-
     (item,) = XTunerCollator(max_length=8, output="tensors", pad_to_max_length=False)([PACK])
-
     assert item["shifted_labels"].tolist() == [[2, 3, NONE, 12, 13, NONE]]
     assert item["seq_ctx"]["cu_seq_lens_k"].dtype == torch.int32
     assert item["seq_ctx"]["max_length_k"] == 3
@@ -340,9 +315,7 @@ def test_xtuners_shape_can_be_of_tensors_and_its_own_class_cannot_be_had_without
 def test_arrays_become_tensors_of_their_shape_and_dtype_and_pinned_ones_need_a_device():
     torch = pytest.importorskip("torch")
     batch = PackedCollator(max_length=8)([PACK])
-
     tensors = to_torch({"packs": [batch], "name": "x"})
-
     (converted,) = tensors["packs"]
     assert (tensors["name"], converted["max_seqlen"]) == ("x", 3)
     assert (converted["cu_seqlens"].dtype, converted["input_ids"].dtype) == (torch.int32, torch.int64)

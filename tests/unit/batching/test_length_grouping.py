@@ -47,23 +47,18 @@ def test_the_order_is_the_same_for_ever(method):
         order_of(method, costs(700), 8, 4, seed=42, epoch=1, window=window),
         order_of(method, [float(number % 3) for number in range(700)], 4, 40, seed=42, epoch=1),
     ]
-
     assert tuple(blake2b(o.astype("<i8").tobytes(), digest_size=8).hexdigest() for o in orders) == ORDERS[method]
 
 
 @in_ci(max_examples=40)
 @given(
-    st.lists(st.integers(0, 50) | st.floats(0, 1e12), max_size=80),
-    st.integers(1, 9),
-    st.integers(1, 4),
-    st.sampled_from(METHODS),
-    st.integers(0, 5),
-)
+    st.lists(st.integers(0, 50) | st.floats(0, 1e12), max_size=80), st.integers(1, 9), st.integers(1, 4),
+    st.sampled_from(METHODS), st.integers(0, 5),
+)  # fmt: skip
 def test_every_pack_comes_once_beside_its_neighbours_in_cost_and_what_is_left_over_last(
     values, world_size, accumulation, method, seed
 ):
     order = order_of(method, values, world_size, accumulation, seed=seed, epoch=2)
-
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(len(values)))
     if method == "xtuner":
@@ -81,25 +76,10 @@ def test_differencing_balances_sums_better_than_leaving_groups_sorted_and_no_wor
     steps = {method: steps_of(order_of(method, values, world_size, 8), values, world_size, 8) for method in OURS}
     steps["sorted"] = -np.sort(-steps["snake"], axis=2)
     slowest = {method: some.sum(axis=1).max(axis=1).sum() for method, some in steps.items()}
-
     assert slowest["karmarkar_karp"] <= slowest["snake"] < slowest["sorted"]
     for method in OURS:  # and no rank has always more to do; with XTuner's order the first one has
         ranks = steps[method].sum(axis=(0, 1))
         assert ranks.max() / ranks.min() < 1.03
-
-
-def test_windows_grow_from_one_step_so_that_the_first_does_not_wait():
-    grouping = LengthGrouping(window=64)
-
-    assert [grouping.steps_of_window(number) for number in range(5)] == [1, 4, 16, 64, 64]
-    assert [grouping.steps_of_window(number, 8) for number in (0, 1, 2, 10**9)] == [1, 4, 8, 8]
-    assert LengthGrouping(window=2).steps_of_window(9, accumulation=4) == 1
-    assert LengthGrouping(method="xtuner").steps_of_window(0) is None, "its window is the epoch"
-
-
-def test_the_cost_of_a_pack_is_linear_in_tokens_and_quadratic_in_documents():
-    assert LengthGrouping(linear=10, quadratic=2).cost([3, 4]) == 10 * 7 + 2 * 25
-    assert LengthGrouping().cost([32768]) > 2 * LengthGrouping().cost([100] * 327)
 
 
 @pytest.mark.parametrize(

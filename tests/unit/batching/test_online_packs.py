@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from asyncdata import HardPacking, LengthGrouping, Position, SoftPacking
-from asyncdata.errors import ConfigError, SnapshotError
+from asyncdata.errors import SnapshotError
 from tests.support.examples import in_ci
 from tests.support.parts import Counters, OnlinePacks, PackRules, PackState, RestartPoint, SinglePacking, no_op
 
@@ -36,6 +36,7 @@ class Fake(SimpleNamespace):
     """A sample of D; it has no chunk."""
 
     detach = no_op
+    _range = None
 
 
 def stream(sizes):
@@ -135,7 +136,6 @@ def ordered(rules, packs, window):
     grouping = rules.grouping
     if grouping is None:
         return packs
-
     costs = [grouping.cost([stop - start for _, start, stop in pack]) for pack in packs]
     epoch = packs[0][0][0].position.epoch if grouping.method == "xtuner" else 0
     dealt = {"world_size": rules.world_size, "accumulation": rules.batch_size, "seed": rules.seed}
@@ -154,7 +154,6 @@ def test_packs_follow_from_d_alone_whatever_comes_between(rules, sizes, steps):
         else:
             run.push({"twice": 5, "push": 3}.get(step, step), is_undone=step == "twice")
     run.finish()
-
     assert run.delivered == modelled(rules, samples)
 
 
@@ -190,32 +189,7 @@ def test_a_sample_that_waited_and_does_not_come_again_as_it_was_is_an_error(leng
     run.push(3)
     point = run.progress.restart_point
     assert point is not None
-
     packs = OnlinePacks(OF_TWO)
     progress = packs.restored(run.packs.saved(run.progress), point)
-
     with pytest.raises(SnapshotError, match=f"AD604 the sample at 0:0:2 .*{message}.* another build of asyncdata$"):
         packs.pushed(progress, stream([2, 2, length, 3, 1]), point)
-
-
-def test_a_sample_that_cannot_be_packed_changes_nothing():
-    run = Run(OF_TWO, stream([2, 2, 5]))
-    run.push(2)
-    before = run.packs.saved(run.progress)
-
-    with pytest.raises(ConfigError, match="AD450"):
-        run.push(1)
-
-    assert run.packs.saved(run.progress) == before
-
-
-def test_what_an_end_leaves_out_is_counted():
-    run = Run(OF_TWO, stream([2, 2, 3]))
-    run.push(3)
-    flushed = run.packs.flushed(run.progress)
-
-    after = run.packs.dropped(flushed, 2, "drop_last")
-
-    assert (flushed.num_ready, after.num_ready) == (2, 0)
-    assert (after.counts.samples, after.counts.tokens) == ({"drop_last": 3}, {"drop_last": 7})
-    assert flushed.counts.samples == {}, "a value is never changed"

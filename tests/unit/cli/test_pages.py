@@ -16,8 +16,6 @@ from tests.support.html_page import read_page
 from tests.support.parts import MAX_SAMPLES, Event, main
 from tests.support.telemetry_files import BEGAN, interval, start, write, write_run
 
-# Rows
-
 
 @pytest.mark.thorough
 def test_a_page_that_is_full_says_that_there_are_more_rows(jsonl_file, tmp_path, demo_tokenizer, capsys):
@@ -40,9 +38,6 @@ def test_the_demo_has_samples_packs_drops_a_mixture_and_a_bad_row(tmp_path):
     assert found.tables["bad-rows-table"][1][0] == "AD101"
     assert {sample["source"] for sample in found.data if sample["state"] == "kept"} == {"function", "class", "module"}
     assert all(0 < sample["trained"] < sample["tokens"] for sample in found.data if sample["state"] == "kept")
-
-
-# Served while the run goes on
 
 
 def test_a_served_report_is_on_loopback_alone_renews_itself_until_the_run_ends_and_ends_with_ctrl_c(tmp_path):
@@ -128,7 +123,6 @@ def page_or_error(folder, capsys):
         assert (status, page.exists()) == (1, False)
         assert re.search(r"\bAD62[01]\b", errors), errors
         return ""
-
     text = read_page(page.read_bytes()).text
     page.unlink()
     return text

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from asyncdata.checkpoint.snapshot import load
-from asyncdata.cli.commands import run as run_command
+from asyncdata.cli import run as run_command
 from tests.support.combinations import each_value
 from tests.support.commands import asyncdata_process
 from tests.support.parts import Progress, Reading, combined_digest, main, read_record
@@ -33,9 +33,6 @@ def run(data, run_json, demo_tokenizer):
     return lambda *words: run_json("run", data, "--tokenizer", demo_tokenizer, "--num-workers", 0, *words)[0]
 
 
-# Completion
-
-
 @pytest.mark.parametrize(("words", "completed"), [("rep", "plain,report"), ("run data --tokenizer ", "file,")])
 def test_a_shell_completes_a_command_and_a_path(words, completed, monkeypatch, capsys):
     monkeypatch.setenv("_ASYNCDATA_COMPLETE", "bash_complete")
@@ -45,17 +42,12 @@ def test_a_shell_completes_a_command_and_a_path(words, completed, monkeypatch, c
     assert capsys.readouterr().out.splitlines() == [completed]
 
 
-# Runs
-
-
 def test_a_run_resumes_where_its_snapshot_is(run, tmp_path):
     record = tmp_path / "record"
     again = ("--snapshot", tmp_path / "state", "--resume", "--record", record, "--batch-size", 16)
     whole = run("--epochs", 2)
-
     first = run("--num-batches", 9, *again)
     second = run("--epochs", 2, *again)
-
     assert (first["num_samples"], first["samples_total"]) == (9 * 16, 9 * 16)
     assert (second["first_index"], second["num_samples"]) == (9 * 16, 2 * NUM_ROWS - 9 * 16)
     assert combined_digest(item.digest for item in read_record(record)) == whole["digest"]
@@ -73,7 +65,6 @@ def test_ctrl_c_saves_and_is_status_130(data, tmp_path, demo_tokenizer):
         assert "progress" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
-
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     assert err.endswith("\ninterrupted\n")
@@ -100,8 +91,6 @@ def test_help_does_not_wait_for_the_library():
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.splitlines()[-1] == "[]"
 
-
-# Progress
 
 READING = {"samples": 1234, "rows": 1300, "epoch": 1, "seconds": 2.5, "rows_per_s": 520.0, "tokens_per_s": 81_234.0}
 READING |= {"channel_fill": 0.5, "fraction": 0.25, "snapshot_samples": 1200}
@@ -133,9 +122,6 @@ def test_the_fraction_of_a_run_is_that_of_its_rows(run, monkeypatch, options):
     assert (len(readings), readings[-1]["fraction"]) == (14, 1.0)
 
 
-# Terminals
-
-
 def on_a_terminal(*words, **environment):
     """What a command writes to a terminal of 100 columns."""
     ours, theirs = pty.openpty()
@@ -148,7 +134,6 @@ def on_a_terminal(*words, **environment):
                 piece = os.read(ours, 65536)
             except OSError:  # how a terminal says that it was closed
                 break
-
             written += piece
     os.close(ours)
     assert process.returncode == 0
@@ -179,9 +164,6 @@ def test_on_a_terminal_there_is_colour_unless_it_is_not_wanted(
     shown = on_a_terminal(*command, NO_COLOR=no_color, PYTHONIOENCODING="utf-8")
     assert ("\x1b[1;32m story." in shown) is is_coloured
     assert ("⟦ story.⟨<|end|>⟩⟧" in shown) is not is_coloured
-
-
-# Streams that are closed or full
 
 
 def test_a_reader_that_stops_after_the_first_lines_causes_no_error(data):

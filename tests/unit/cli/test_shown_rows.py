@@ -159,9 +159,6 @@ def test_a_row_number_beyond_the_end_is_named(here, run_json, write):
     assert f"there is no row at {path}:{NUM_ROWS}: " in found["error"]["message"]
 
 
-# What can be wrong with the data
-
-
 def test_a_row_that_is_too_long_is_not_read(jsonl_file):
     source = JsonlSource(str(jsonl_file([{"id": 1}, {"id": 1, "text": "x" * 500}])), max_row_bytes=100)
     short, long = OrderView(source, row_id, shuffle=False).rows()

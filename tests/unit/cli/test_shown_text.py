@@ -35,9 +35,7 @@ def test_what_is_shown_as_trained_is_what_a_loader_trains(test_data, run_json):
     with DataLoader(str(data), tokenize_fn=fn, seed=3, num_workers=0) as loader:
         samples = {str(sample.position): sample for sample in loader.get_next_batch(40, timeout_s=240)}
     words = (data, "--seed", 3, "--tokenizer", tokenizer, "--max-length", 900, "--set", "overlong=truncate_left")
-
     *rows, _ = run_json("inspect", *words, "--num", 40)
-
     assert {row["dropped"] for row in rows} <= {None, "no_trained_tokens"}
     for row in rows:
         for text in row["texts"]:
@@ -45,9 +43,6 @@ def test_what_is_shown_as_trained_is_what_a_loader_trains(test_data, run_json):
             labels = samples[row["position"]].labels
             assert by_token == (labels != -100).tolist()
             assert (text["num_tokens"], text["num_trained"]) == (len(labels), sum(by_token))
-
-
-# Tokens as texts
 
 
 def byte_level():
@@ -156,8 +151,6 @@ def test_text_that_looks_like_a_special_token_is_text():
     pieces = pieces_of(tokenizer.encode("<|end|>").ids, tokenizer=tokenizer)
     assert (text_of(pieces), {piece.name for piece in pieces}) == ("<|end|>", {""})
 
-
-# Lines of a terminal
 
 SPECIAL = "<|end|>"
 ITEM = re.compile(r"⟨U\+(?P<code>[0-9A-F]{4,6})⟩|⟨0x(?P<byte>[0-9A-F]{2})⟩|⟨(?P<special>[^⟩]*)⟩|(?P<char>.)")

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from asyncdata import JsonlSource
-from asyncdata.core.digest import digest
-from asyncdata.core.file_refs import joined
+from asyncdata.core.identity import digest, joined
 from asyncdata.core.messages import encode, pieces
 from tests.support.inner import change, real
 from tests.support.parts import (
@@ -31,27 +30,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOKENIZED = Tokenized(
-    tokens=b"1234",
-    token_ends=b"\x01\x00\x00\x00",
-    kept=b"",
-    columns={"label": Column(b'"\xc3\xbc"', b"\x04\x00\x00\x00")},
-    drops={"too long": b"\x02\x00\x00\x00"},
-    errors=[RowError(1, "AD101", "why", "excerpt", "trace"), RowError(2, "AD102", "why")],
-    busy_s=0.25,
-)
+    tokens=b"1234", token_ends=b"\x01\x00\x00\x00", kept=b"",
+    columns={"label": Column(b'"\xc3\xbc"', b"\x04\x00\x00\x00")}, drops={"too long": b"\x02\x00\x00\x00"},
+    errors=[RowError(1, "AD101", "why", "excerpt", "trace"), RowError(2, "AD102", "why")], busy_s=0.25,
+)  # fmt: skip
 
 
 def test_the_samples_of_a_reply_are_sent_from_where_they_lie():
     tokens, values = bytes(100_000), bytes(70_000)
     reply = msgspec.structs.replace(TOKENIZED, tokens=tokens, columns={"prompt_text": Column(values, b"")})
-
     sent = pieces(1, reply)
-
     assert {id(tokens), id(values)} <= set(map(id, sent))
     assert sum(len(piece) for piece in sent if piece is not tokens and piece is not values) < 500
 
-
-# Objects of a store, in columns
 
 STAMPS = [
     ObjectStamp(Address("s3", "bucket", "data/a.jsonl"), 10, '"etag"', "v1", 7),
@@ -93,7 +84,6 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_each_object_is_what_it_is_by_itself(way):
     refs = way(packed(STAMPS))
-
     expected = list(map(file_of, STAMPS))
     assert list(refs) == refs[:] == [refs[number] for number in range(-4, 0)] == expected
     assert list(refs.paths) == [file.path for file in expected]
@@ -112,7 +102,6 @@ def test_their_fingerprint_is_that_of_files(num_objects):
         for stamp in STAMPS
     ]
     files = list(map(file_of, stamps))
-
     expected = data_fingerprint(files)
     assert data_fingerprint(packed(stamps)) == data_fingerprint(sent(packed(stamps))) == expected
 
@@ -146,14 +135,11 @@ def test_very_many_objects_are_opened_without_a_value_for_each_and_digested_when
     made = []
     of_one = real("object_of_many")
     change(monkeypatch, object_of_many=lambda self, number: made.append(number) or of_one(self, number))
-
     blocks = opened(3000)
     with monkeypatch.context() as patch:
-        for module in ("core.digest", "core.file_refs"):
-            patch.setattr(f"asyncdata.{module}.short_digest", None)
+        patch.setattr("asyncdata.core.identity.short_digest", None)
         assert blocks.fingerprint()["num_files"] == 3000
     blocks.check_unchanged()
-
     assert blocks.num_blocks == 3000
     assert blocks.blocks([2999])[0].stop == 3
     assert len(made) < 70  # those of which the first bytes are read

@@ -33,29 +33,21 @@ LOOK_ALIKES = [{"__ndarray__": 1}, {"__bytes__": "eA=="}, {"__tuple__": [1]}, {"
 def test_a_value_comes_back_as_it_was():
     for value in (*VALUES, *LOOK_ALIKES, {"a": {"__dunder__": (b"x",)}}):
         back = carried(value)
-
         assert back == value
         assert type(back) is type(value)
 
 
 ARRAYS = [
-    np.array(5, np.int64),
-    np.array([[1.5, np.nan]], np.float16),
-    np.array([], np.float32).reshape(0, 4),
-    np.arange(6, dtype=np.int16).reshape(2, 3).T,
-    np.arange(10, dtype=np.int64)[::3],
-    np.array([1, 2], ">i4"),
-    np.array([1 + 2j], np.complex64),
-    np.array(["a", "bc"]),
-    np.array(["2026-11-20"], "datetime64[D]"),
+    np.array(5, np.int64), np.array([[1.5, np.nan]], np.float16), np.array([], np.float32).reshape(0, 4),
+    np.arange(6, dtype=np.int16).reshape(2, 3).T, np.arange(10, dtype=np.int64)[::3], np.array([1, 2], ">i4"),
+    np.array([1 + 2j], np.complex64), np.array(["a", "bc"]), np.array(["2026-11-20"], "datetime64[D]"),
     *(np.zeros(2, dtype) for dtype in ("<i4", ">f8", "|b1", "|u1", "<U3", "|S7", "<M8[ns]", "<c16", "|V3")),
-]
+]  # fmt: skip
 
 
 def test_an_array_comes_back_with_its_type_shape_and_bits():
     for array in ARRAYS:
         back = carried(array)
-
         assert (back.dtype.str, back.shape, back.tobytes()) == (array.dtype.str, array.shape, array.tobytes())
         dtype, shape, text = to_builtins(array)["__ndarray__"]
         assert (dtype, tuple(shape), type(text)) == (array.dtype.str, array.shape, str), "no list of numbers"
@@ -65,21 +57,14 @@ def test_an_array_comes_back_with_its_type_shape_and_bits():
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
-        (Colour.RED, "red"),
-        (Number.ONE, 1),
-        (np.float64(0.5), 0.5),
-        (np.int8(-3), -3),
-        (np.bool_(True), True),
-        (np.str_("a"), "a"),
-        ({np.str_("key"): 1, Colour.RED: 2}, {"key": 1, "red": 2}),
-        (bytearray(b"x"), {"__bytes__": "eA=="}),
-        (memoryview(b"xyz")[::2], {"__bytes__": "eHo="}),
+        (Colour.RED, "red"), (Number.ONE, 1), (np.float64(0.5), 0.5), (np.int8(-3), -3), (np.bool_(True), True),
+        (np.str_("a"), "a"), ({np.str_("key"): 1, Colour.RED: 2}, {"key": 1, "red": 2}),
+        (bytearray(b"x"), {"__bytes__": "eA=="}), (memoryview(b"xyz")[::2], {"__bytes__": "eHo="}),
     ],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 def test_subclasses_become_what_a_decoder_can_give_back(value, plain):
     found = to_builtins(value)
-
     assert found == plain
     assert type(found) is type(plain)
     if isinstance(found, dict):
@@ -89,20 +74,15 @@ def test_subclasses_become_what_a_decoder_can_give_back(value, plain):
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (object(), "builtins.object"),
-        ({1, 2}, "builtins.set"),
-        (1j, "builtins.complex"),
-        (date(2026, 11, 20), "datetime.date"),
-        (np.datetime64("2026-11-20"), "numpy.datetime64"),
-        (np.timedelta64(1, "s"), "numpy.timedelta64"),
-        (np.array([object()]), "numpy.ndarray"),
+        (object(), "builtins.object"), ({1, 2}, "builtins.set"), (1j, "builtins.complex"),
+        (date(2026, 11, 20), "datetime.date"), (np.datetime64("2026-11-20"), "numpy.datetime64"),
+        (np.timedelta64(1, "s"), "numpy.timedelta64"), (np.array([object()]), "numpy.ndarray"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
-)
+)  # fmt: skip
 def test_what_cannot_be_kept_without_loss_is_refused_by_name(value, kind):
     with pytest.raises(TypeError) as caught:
         to_builtins({"rollout": [1, {"images": (0, value)}]})
-
     assert str(caught.value) == f"$.rollout[1].images[1] is a {kind}, which a snapshot cannot hold"
 
 

@@ -50,16 +50,10 @@ def test_a_shortage_is_told_in_the_systems_words_and_none_of_the_rows(error, wor
 
 
 OTHERS = [
-    ValueError("memory"),
-    RuntimeError("can't start new thread of row 7"),
-    FileNotFoundError(errno.ENOENT, "x"),
-    OSError("no number"),
-    PanicException("index out of bounds"),
-    ExceptionGroup("two", [MemoryError(), ValueError()]),
-    following(ValueError(), handled=KeyError()),
-    RecursionError(),
-    in_a_circle(),
-]
+    ValueError("memory"), RuntimeError("can't start new thread of row 7"), FileNotFoundError(errno.ENOENT, "x"),
+    OSError("no number"), PanicException("index out of bounds"), ExceptionGroup("two", [MemoryError(), ValueError()]),
+    following(ValueError(), handled=KeyError()), RecursionError(), in_a_circle(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("error", OTHERS, ids=repr)
@@ -71,6 +65,5 @@ def test_another_error_is_a_rows(error):
 def test_what_was_handled_and_hidden_is_no_cause():
     error = following(ValueError(), handled=MemoryError())
     assert is_shortage(error)
-
     error.__suppress_context__ = True
     assert not is_shortage(error)

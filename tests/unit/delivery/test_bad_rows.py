@@ -6,14 +6,12 @@ import errno
 import json
 import os
 import tracemalloc
-from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import Position, SourceLocation
 from asyncdata.errors import BadRowError, QuarantineError
-from tests.support.parts import Chunk, ColumnWriter, Quarantine, RowFault, bad_row_error, read_quarantine
+from tests.support.parts import Quarantine, read_quarantine
 
 PLACE = {"path": "/rows", "line": 3, "byte_offset": 9}
 ERROR = BadRowError("AD101", "cut off \u00fc", **PLACE, excerpt='{"a', traceback="long")
@@ -30,7 +28,6 @@ def test_each_row_is_appended_as_a_line_before_it_is_passed_over(tmp_path, monke
     for _ in range(2):
         Quarantine(str(path)).add(ERROR)
         assert sizes[-1] == path.stat().st_size, "it is durable"
-
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD, RECORD]
     assert path.read_bytes().endswith(b"\n")
     assert path.stat().st_mode & 0o777 == 0o600, "its owner's alone"
@@ -47,7 +44,6 @@ def test_each_row_is_appended_as_a_line_before_it_is_passed_over(tmp_path, monke
 def test_a_row_is_one_event_in_the_log_with_its_line_its_number_or_its_byte(place, named):
     with capture_logs() as events:
         Quarantine(None).add(BadRowError("AD101", "cut off \u00fc", path="s3://bucket/rows", **place))
-
     expected = {"event": "row.bad", "code": "AD101", "path": "s3://bucket/rows", "reason": "cut off \u00fc", **named}
     assert events == [expected | {"log_level": "warning"}]
 
@@ -55,7 +51,6 @@ def test_a_row_is_one_event_in_the_log_with_its_line_its_number_or_its_byte(plac
 def test_what_cannot_be_encoded_is_escaped_and_a_link_is_not_followed(tmp_path):
     target, path = tmp_path / "target", tmp_path / "quarantine.jsonl"
     path.symlink_to(target)
-
     with pytest.raises(QuarantineError, match="^AD605 cannot write to .*symbolic links"):
         Quarantine(str(path)).add(ERROR)
     assert not target.exists()
@@ -69,9 +64,7 @@ def test_each_row_is_read_once_however_often_it_was_written(tmp_path):
     later = BadRowError("AD110", "now another", path="/rows", line=3, byte_offset=9)
     for error in (ERROR, other, ERROR, later):
         Quarantine(str(path)).add(error)
-
     found = read_quarantine(str(path))
-
     assert [(entry.code, entry.place) for entry in found.entries] == [
         ("AD110", "/rows:3"),
         ("AD421", "/t.parquet (row 7)"),
@@ -89,7 +82,6 @@ def test_a_disk_that_fills_up_within_a_line_leaves_no_half_of_it(tmp_path, monke
         nonlocal room
         if room == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
         written = write(fd, data[:room])
         room -= written
         return written
@@ -110,10 +102,8 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
     quarantine.add(error_at(1))
     whole = path.read_bytes()
     path.write_bytes(whole + b"[1]\n\xff\n" + whole[:-20])
-
     quarantine.add(error_at(2))
     quarantine.add(error_at(3))
-
     found = read_quarantine(str(path))
     assert [entry.line for entry in found.entries] == [1, 2, 3]
     assert (found.times, found.num_unreadable) == ([1, 1, 1], 3), "lines that say nothing of a row are counted"
@@ -127,53 +117,9 @@ def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
         file.truncate(64 << 20)
     Quarantine(str(path)).add(error_at(7))
     tracemalloc.start()
-
     found = read_quarantine(str(path))
-
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20
     assert [entry.line for entry in found.entries] == [7]
     assert found.num_unreadable == 1
-
-
-# From a bad row in a chunk to the error that a user reads
-
-LINES = [b'{"id": 0}', b'{"id": 1', b'{"id": "' + b"x" * 500 + b'"}']
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\n".join(LINES) + b"\n")
-    return path
-
-
-def error_of(path, row, fault, *, too_long=False):
-    def location(row: int) -> SourceLocation:
-        offset = sum(len(line) + 1 for line in LINES[:row])
-        return SourceLocation(str(path), offset, -1 if too_long else len(LINES[row]))
-
-    out = ColumnWriter()
-    out.fail(row, fault)
-    window = SimpleNamespace(location=location, key=lambda row: (0, location(row).byte_offset))
-    chunk = Chunk(out.finish(len(LINES), 0.0), Position(), len(LINES), window, ends_epoch=True)
-    return bad_row_error(chunk.row_location(chunk.errors[0].row), chunk.errors[0])
-
-
-@pytest.mark.parametrize("too_long", [False, True])
-def test_the_beginning_of_a_row_that_killed_its_worker_is_read_from_the_file(path, too_long):
-    error = error_of(path, 2, RowFault("AD423", "a worker died"), too_long=too_long)
-
-    assert error.line == 3
-    assert error.excerpt == '{"id": "' + "x" * 72 + "..."
-    assert error_of(path, 0, RowFault("AD108", "too long"), too_long=True).excerpt == '{"id": 0}', "to its line's end"
-
-
-def test_a_file_that_is_gone_does_not_hide_what_is_wrong_with_the_row(path):
-    path.unlink()
-
-    error = error_of(path, 1, RowFault("AD423", "a worker died"))
-
-    assert (error.line, error.byte_offset, error.excerpt) == (None, 10, "")
-    assert str(error) == f"AD423 {path} (byte 10): a worker died"

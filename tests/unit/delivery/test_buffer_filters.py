@@ -65,9 +65,6 @@ def served(buffer_filter, buffer, num_groups=None):
 SOURCE, BALANCED = ByMetadata("source"), BalancedByMetadata("source")
 
 
-# Whatever the filter
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -91,7 +88,6 @@ SOURCE, BALANCED = ByMetadata("source"), BalancedByMetadata("source")
 def test_a_setting_that_cannot_work_is_refused_at_once(make, message):
     with pytest.raises(ConfigError) as caught:
         make()
-
     assert message in str(caught.value)
 
 
@@ -119,14 +115,10 @@ by_staleness = st.builds(ByStaleness, order=st.sampled_from(["freshest_first", "
     too_stale=places,
 )
 by_reward = st.builds(
-    ByReward,
-    statistic=st.sampled_from(["mean", "std"]),
-    order=st.sampled_from(["highest_first", "lowest_first", None]),
-    above=st.floats(-2, 0.5),
-    below=st.floats(1, 4),
-    outside=places,
-    missing=places,
-)
+    ByReward, statistic=st.sampled_from(["mean", "std"]),
+    order=st.sampled_from(["highest_first", "lowest_first", None]), above=st.floats(-2, 0.5), below=st.floats(1, 4),
+    outside=places, missing=places,
+)  # fmt: skip
 by_metadata = st.builds(
     ByMetadata, st.just("priority"), order=st.sampled_from(["ascending", "descending"]), missing=places
 )
@@ -174,7 +166,6 @@ def test_by_staleness(buffer_filter, buffer):
     if buffer_filter.current_version is not None and buffer_filter.max_staleness is not None:
         now, bound = buffer_filter.current_version(), buffer_filter.max_staleness
         ranks = [None if now - version_of(group) > bound else version_of(group) for group in buffer]
-
     assert served_by(buffer_filter, buffer) == best_first(ranks, buffer_filter.order, buffer_filter.too_stale)
     assert [buffer_filter.is_stale(group) for group in buffer] == [rank is None for rank in ranks]
 
@@ -188,7 +179,6 @@ def is_whole(group):
 def test_rewards_spread_where_the_exact_deviation_is_not_zero(buffer):
     for group in filter(is_whole, buffer):
         spreads = statistics.pvariance([Fraction(sample.reward) for sample in group]) > 0
-
         assert has_reward_spread(group) == (ByReward(above=0, outside="stay")([group], 1) == [group]) == spreads
 
 
@@ -220,7 +210,6 @@ def test_by_reward(buffer_filter, buffer):
 def test_by_metadata(buffer_filter, buffer):
     found = [group[0].metadata["priority"] for group in buffer]
     ranks = [None if value is None or math.isnan(value) else value for value in found]
-
     assert served_by(buffer_filter, buffer) == best_first(ranks, buffer_filter.order, buffer_filter.missing)
 
 
@@ -246,17 +235,12 @@ def test_a_balanced_filter_always_serves_the_value_that_is_furthest_behind(buffe
     assert served_by(buffer_filter, buffer) == placed(taken, others, buffer_filter.missing)
 
 
-# Whatever they are
-
-
 @in_ci(max_examples=30)
 @given(every_filter, buffers, st.integers(1, 15))
 def test_no_group_is_lost_repeated_or_changed(buffer_filter, buffer, num_groups):
     items = [Returned(group, []) for group in buffer]
     before = [[sample.to_dict() for sample in group] for group in buffer]
-
     chosen = choose(items, num_groups, buffer_filter)
-
     served = places_of([item.group for item in chosen], buffer)
     assert len(set(served)) == len(served) <= num_groups
     assert repr([[sample.to_dict() for sample in group] for group in buffer]) == repr(before)  # NaN is not NaN
@@ -267,7 +251,6 @@ def test_a_reward_of_several_values_is_looked_at_by_its_key():
     buffer = rewarded(
         [{"accuracy": 1, "style": 0.5}] * 2, [{"accuracy": 0}, {"accuracy": np.float32(1)}], [True, False]
     )
-
     assert served(ByReward(reward_key="accuracy"), buffer) == [1, 2, 0]
     assert served(ByStaleness(), written_by(np.int64(3), np.int32(5))) == [1, 0], "and versions may be numpy's"
 
@@ -275,7 +258,6 @@ def test_a_reward_of_several_values_is_looked_at_by_its_key():
 def test_staleness_is_that_of_the_moment_of_the_call():
     version = 5
     buffer_filter = ByStaleness(max_staleness=1, current_version=lambda: version, too_stale="stay", order=None)
-
     assert served(buffer_filter, written_by(4, 5, None)) == [0, 1, 2]
     version = 6
     assert served(buffer_filter, written_by(4, 5, None)) == [1, 2]
@@ -284,7 +266,6 @@ def test_staleness_is_that_of_the_moment_of_the_call():
 @pytest.mark.parametrize("version", ["7", 7.0, {"step": 7}, [7, "8"]])
 def test_a_version_that_is_no_whole_number_is_named_with_its_sample(version):
     buffer_filter, buffer = ByStaleness(version_key="rollout"), written_by(3, version, key="rollout")
-
     with pytest.raises(
         InvalidGroupError, match=r"AD433 group 1, sample 2: extra\['rollout'\] is .*need a whole number"
     ):
@@ -308,9 +289,6 @@ def test_a_version_that_is_no_whole_number_is_named_with_its_sample(version):
 def test_a_value_that_has_no_rank_is_named_with_its_group(buffer_filter, buffer, message):
     with pytest.raises(InvalidGroupError, match=f"AD433 {message}"):
         buffer_filter(buffer, 1)
-
-
-# Several in a row
 
 
 def test_the_last_filter_of_a_chain_has_the_last_word_on_the_order_and_alone_is_asked_for_few():
@@ -338,12 +316,8 @@ def test_a_filter_of_a_chain_that_returns_nothing_is_named():
         served(Chain((forgets, ByStaleness())), rewarded(1.0))
 
 
-# Dynamic sampling
-
-
 def test_rewards_differ_or_they_do_not():
     differing, alike = rewarded([0, 1], [0.5, 0.5])
-
     assert has_reward_spread(differing)
     assert not has_reward_spread(alike)
     assert not has_reward_spread(group_of(0, size=1, reward=1.0))
@@ -357,9 +331,6 @@ def test_rewards_differ_or_they_do_not():
 def test_a_group_that_is_not_wholly_rewarded_is_not_judged(reward):
     with pytest.raises(InvalidGroupError, match="AD433 group 0, sample 1: reward .*need a finite number; reward every"):
         has_reward_spread(rewarded([1.0, reward])[0])
-
-
-# Rolled out anew
 
 
 def rolled_out(number, prompt, response, /, **fields):
@@ -384,9 +355,7 @@ def test_a_group_that_is_reset_is_as_it_came_from_the_stream():
     gone = dict.fromkeys(("reward", "loss_mask", "rollout_log_probs"))
     group = rolled_out(4, [7, 8], [9, 10, 11])
     fresh = rolled_out(4, [7, 8], [], **gone, response="", status=Status.PENDING, extra={"note": "kept"})
-
     reset_response(group, response_in_tokens=True)
-
     assert [sample.to_dict() for sample in group] == [sample.to_dict() for sample in fresh]
     assert group[0].tokens.dtype == np.int32
     assert group[0].tokens.base is None, "or the response's tokens stay in memory"
@@ -394,9 +363,7 @@ def test_a_group_that_is_reset_is_as_it_came_from_the_stream():
 
 def test_tokens_that_never_had_the_response_stay():
     group = rolled_out(0, [7, 8, 9], [], response_length=2)
-
     reset_response(group, response_in_tokens=False)
-
     assert [sample.tokens.tolist() for sample in group] == [[7, 8, 9]] * 2
     reset_response(group, response_in_tokens=False, version_key="note")
     assert [sample.extra for sample in group] == [{}, {}]
@@ -407,7 +374,6 @@ def test_a_group_with_too_few_tokens_for_its_response_is_not_touched(length):
     group = rolled_out(2, [], [9, 10])
     group[1].response_length = length
     before = [sample.to_dict() for sample in group]
-
     with pytest.raises(
         InvalidGroupError, match=f"AD433 group 2, sample 5: response_length is '{length}' .*its 2 tokens"
     ):

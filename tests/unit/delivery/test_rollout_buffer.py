@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from asyncdata import Sample
-from asyncdata.delivery.rollout_buffer import without
 from asyncdata.errors import ConfigError, InvalidGroupError
-from asyncdata.filters import ByStaleness, first_in_first_out
-from tests.support.chunks import chunk_of, made_by_hand
-from tests.support.parts import SampleRange, filter_of, unpacked, validate_groups
-
-# Filters
-
-
-def test_a_filter_is_a_function_or_its_import_path_and_the_oldest_come_first_without_one():
-    assert filter_of(None) is first_in_first_out
-    assert filter_of(without) is without
-    assert filter_of("asyncdata.delivery.rollout_buffer:without") is without
-    assert filter_of(ByStaleness()) == ByStaleness(), "an object that can be called"
+from asyncdata.filters import ByStaleness
+from tests.support.chunks import made_by_hand
+from tests.support.parts import filter_of, validate_groups
 
 
 @pytest.mark.parametrize(
@@ -35,24 +24,6 @@ def test_a_filter_is_a_function_or_its_import_path_and_the_oldest_come_first_wit
 def test_what_is_no_filter_is_refused_when_the_loader_is_made(what, message):
     with pytest.raises(ConfigError, match=message):
         filter_of(what)
-
-
-# What may enter
-
-
-def test_a_group_enters_as_it_is_with_a_record_of_this_moment_and_releases_its_chunk():
-    """Or one long rollout would keep hundreds of its neighbours in memory."""
-    group = made_by_hand(1, 2, size=2, response="so far", extra={"score": np.float32(0.5)})
-    sample = SampleRange(chunk_of([1, 2], [3]), 0, 1, 0, 0, 1).samples()[0]
-
-    (item,) = validate_groups([group], 2, [])
-    validate_groups([[sample]], 1, [item])
-
-    assert item.group is group
-    assert [Sample.from_dict(record).response for record in unpacked(item.record)] == ["so far"] * 2
-    assert [record["extra"] for record in unpacked(item.record)] == [{"score": 0.5}] * 2
-    assert sample._range is None  # noqa: SLF001
-    assert (sample.tokens.tolist(), str(sample.position)) == ([1, 2], "0:0:0")
 
 
 ONE, INSIDE = made_by_hand(1), made_by_hand(1, size=2)
@@ -85,5 +56,4 @@ UNKNOWN = (
 def test_what_cannot_enter_is_refused_by_its_number(size, groups, message):
     with pytest.raises(InvalidGroupError) as caught:
         validate_groups(groups, size, validate_groups([INSIDE], 2, []))
-
     assert str(caught.value) == message

@@ -24,18 +24,14 @@ class Tuned:
         self.resizes = self.num_answered = 0
         change(monkeypatch, memory_of_a_worker=lambda pid: 100)
         allowed = TuningLimits(**{"min_workers": 1, "max_workers": 8, "max_worker_bytes": 1 << 40, **limits})
-        executor: Any = self
-        read_ahead: Any = SimpleNamespace(resize=self.resize)
+        every: Any = self  # its pool, its read-ahead, and its engine with all parts
         self.is_done: bool | None = None
-        self.tuner = tuners.Tuner(
-            allowed,
-            executor,
-            read_ahead,
-            lambda: self.waited_s,
-            lambda: self.stage,
-            lambda: self.has_delivered,
-            clock=lambda: self.now_s,
-        )
+        self.tuner = tuners.Tuner(allowed, every, every, every, clock=lambda: self.now_s)
+        self.waits = self.coordinator = self.ledger = self.counters = self
+
+    num_groups = property(lambda self: int(self.has_delivered))
+    totals = property(lambda self: lambda: (0, self.waited_s))
+    waits_for = property(lambda self: lambda: self.stage)
 
     def set_num_workers(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -90,33 +86,6 @@ def test_a_trainer_that_does_not_wait_or_waits_for_something_else_gets_no_more(m
         assert tuned.run(100, starved=1.0) == 1
 
 
-def test_the_only_worker_is_idle_after_a_reply_until_it_is_asked_for_the_next_window(monkeypatch):
-    tuned = Tuned(monkeypatch)
-    tuned.after_reply = "read"
-    assert tuned.run(1, starved=1.0) == 2
-
-
-def test_short_waits_must_be_seen_twice_and_few_replies_are_not_looked_at(monkeypatch):
-    tuned = Tuned(monkeypatch)
-    assert tuned.run(0.6, starved=0.05) == 1
-    assert tuned.run(0.6, starved=0.0) == 1
-    assert tuned.run(0.6, starved=0.05) == 1
-    assert tuned.run(0.6, starved=0.05) == 2
-    assert Tuned(monkeypatch).run(100, starved=1.0, replies=3) == 1
-
-
-def test_the_first_batch_is_start_up_unless_it_takes_long_and_nothing_is_measured_while_workers_start(monkeypatch):
-    tuned = Tuned(monkeypatch)
-    tuned.has_delivered = False
-    assert tuned.run(0.9, starved=1.0) == 1
-    assert tuned.run(2.0, starved=1.0) > 1
-
-    tuned = Tuned(monkeypatch, starts=True)
-    assert tuned.run(100, starved=1.0) == 1
-    tuned.starts = False
-    assert tuned.run(1.0, starved=1.0) == 2
-
-
 LIMITS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "by default all CPUs, and half of the free memory": (
         {},
@@ -140,5 +109,4 @@ def test_what_it_may_do_follows_from_the_settings_and_the_machine(monkeypatch, s
     change(monkeypatch, cpus_of_a_loader=lambda: 12)
     change(monkeypatch, free_memory_of_a_loader=lambda: 1000 * MIB)
     limits = limits_of(LoaderConfig.of(settings))
-
     assert {name: getattr(limits, name) for name in wanted} == wanted

@@ -22,7 +22,6 @@ from tests.support.parts import (
     RowError,
     RowIndex,
     cache_folder,
-    hold_rows,
     make_room,
     part_path,
     rows_of,
@@ -76,14 +75,11 @@ def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(b
         others = rows.copy()
         others[num_written:] += 1
         assert index.adopt(others) == is_all
-
     numbers = np.arange(expected.num_rows)
     for mine, whole in zip(index.places(numbers)[:4], expected.places(numbers)[:4], strict=True):
         assert mine.tolist() == whole.tolist()
     assert index.num_tokens.tolist() == expected.num_tokens.tolist()
 
-
-# Its file
 
 PARTS = [
     Indexed(
@@ -137,62 +133,12 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
     assert read(folder) == PARTS
 
 
-def test_an_appended_part_overwrites_a_part_that_was_refused(tmp_path):
-    write(tmp_path, PARTS)
-    with opened(tmp_path) as file:
-        for found in file.parts():
-            if found == PARTS[2]:
-                file.refuse()
-                break
-        file.append(PARTS[4])
-        file.finish()
-
-    assert read(tmp_path) == [*PARTS[:2], PARTS[4]]
-
-
-def test_another_process_reads_and_does_not_write(tmp_path):
-    with opened(tmp_path) as first:
-        first.append(PARTS[0])
-        with opened(tmp_path) as second:
-            assert list(second.parts()) == [PARTS[0]]
-            second.append(PARTS[1])
-            second.finish()
-            first.append(PARTS[2])
-            first.finish()
-            second.read_on()
-            assert (
-                second.rows.tolist()
-                == first.rows.tolist()
-                == [*rows_of(PARTS[0]).tolist(), *rows_of(PARTS[2]).tolist()]
-            )
-
-    assert read(tmp_path) == [PARTS[0], PARTS[2]]
-
-
-def test_rows_that_another_process_has_mapped_do_not_change_when_parts_are_refused(tmp_path):
-    write(tmp_path, PARTS[2:4])
-    with opened(tmp_path) as writer, opened(tmp_path) as reader:
-        for file in (writer, reader):
-            list(file.parts())
-        mapped, rows = reader.rows, reader.rows.tolist()
-        writer.refuse_all()
-        writer.append(PARTS[4])
-        reader.read_on()
-
-        assert mapped.tolist() == reader.rows.tolist() == rows
-    assert read(tmp_path) == [PARTS[4]]
-
-
 def test_the_folder_is_where_caches_are(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_folder() == "/caches/asyncdata"
-
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert cache_folder() == "/home/me/.cache/asyncdata"
-
-
-# What is evicted
 
 
 def identity(number: int) -> str:
@@ -229,43 +175,14 @@ def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_pat
     folder = tmp_path_factory.mktemp("index")
     sizes = {number: make(str(folder), number, rows=rows, used_s=1000 - age) for number, age in enumerate(ages)}
     max_bytes = round(share * sum(sizes.values()))
-
     left, expected = sum(sizes.values()), set(sizes)
     for number in sorted(sizes, key=lambda number: 1000 - ages[number]):
         if left > max_bytes and number != keep:
             left -= sizes[number]
             expected.remove(number)
     removed = make_room(str(folder), max_bytes, identity(keep))
-
     assert names(folder) == {identity(number) for number in expected}
     assert sum(index.num_bytes for index in removed) == sum(sizes.values()) - left
-
-
-def test_reading_an_index_is_using_it(tmp_path):
-    make(str(tmp_path), 1, used_s=1)
-    make(str(tmp_path), 2, used_s=2)
-    IndexFile(str(tmp_path), identity(1)).close()
-
-    (removed,) = make_room(str(tmp_path), 1, keep=identity(1))
-    assert removed.name == identity(2)
-
-
-@pytest.mark.parametrize("in_use", ["written", "read in single rows"])
-def test_one_that_is_in_use_stays(tmp_path, in_use):
-    make(str(tmp_path), 1, rows=10, used_s=1)
-    make(str(tmp_path), 2, used_s=2)
-    if in_use == "written":
-        writer = IndexFile(str(tmp_path), identity(1))
-        os.utime(writer.path, (1, 1))
-    else:
-        held = hold_rows(f"{tmp_path}/{identity(1)}.rows")
-
-    make_room(str(tmp_path), 1, keep="")
-    assert names(tmp_path) == {identity(1)}
-
-    writer.close() if in_use == "written" else os.close(held)
-    make_room(str(tmp_path), 1, keep="")
-    assert names(tmp_path) == set()
 
 
 def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tmp_path):
@@ -274,7 +191,6 @@ def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tm
     elsewhere.mkdir()
     (elsewhere / "row").write_text("mine")
     (tmp_path / f"{identity(1)}.rows").symlink_to(elsewhere)
-
     with pytest.raises(OSError, match="symbolic|directory|links"):
         make_room(str(tmp_path), 0, keep="")
     assert make_room(str(tmp_path / "absent"), 0, keep="") == []

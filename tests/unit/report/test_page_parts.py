@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata.report.figures import columns, lines, origins, short, summed
+from asyncdata.report.figures import lines, origins
 from asyncdata.report.page import Run, visible
 from asyncdata.telemetry.reader import read
 from tests.support.examples import in_ci
@@ -19,37 +19,10 @@ from tests.support.parts import (
     Series,
     ShownSample,
     ShownText,
-    by_rank,
-    duration,
-    quantile,
     script_json,
     steps_of,
-    time_axis,
 )
-from tests.support.report_pages import write_run_of
 from tests.support.telemetry_files import interval, start, write
-
-# Charts
-
-
-def test_a_column_is_as_high_as_its_value_on_the_axis():
-    chart = columns("a", "A", "about", [("1", 50), ("2", 0), ("3", 180)], of="tokens", unit="samples", head=("x", "y"))
-    assert chart.y.high == 200
-    assert [mark.height for mark in chart.columns] == [25, 0, 90]
-    assert [mark.label for mark in chart.columns][2] == "3 tokens: 180 samples"
-    assert chart.rows == [["1", "50"], ["2", "0"], ["3", "180"]]
-    assert all(0 <= mark.x and mark.x + mark.width <= 100 for mark in chart.columns)
-
-
-def test_a_line_goes_through_its_values_and_breaks_where_there_is_none():
-    goal = Series("goal", [10, 10, 10, 10], is_target=True)
-    series = [Series("a", [0, 50, None, 100]), goal, Series("b", [1, 2, 3, 4])]
-    chart = lines("a", "A", "about", [0, 10, 20, 40], series, unit="%", top=100)
-    assert chart.curves[0].path == "M0.0 100.0L25.0 50.0M100.0 0.0h-1"
-    assert [(curve.color, curve.is_target) for curve in chart.curves] == [(0, False), (0, True), (1, False)]
-    assert chart.head == ["time", "a", "goal", "b"]
-    assert chart.rows[2] == ["20 s", "–", "10.0 %", "3.0 %"]
-    assert chart.at == [0, 25, 50, 100]
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [None], [1e-9], [5.0] * 3, [1e15, 1.0]])
@@ -61,55 +34,11 @@ def test_every_series_has_axes_with_few_ticks_from_end_to_end(values):
     assert 1 <= len(chart.x.ticks) <= 8
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 7.0, 90.0, 3_000.0, 50_000.0, 2_000_000.0])
-def test_the_ticks_of_a_time_axis_are_few_and_on_it(seconds):
-    ticks = time_axis(0, seconds).ticks
-    assert 2 <= len(ticks) == len({tick.label for tick in ticks}) <= 8
-    assert all(0 <= tick.at <= 100.001 for tick in ticks)
-
-
-def test_numbers_have_three_digits_and_a_unit():
-    figures = {0: "0", 0.1234: "0.123", 812: "812", 999.6: "1k", 81_234: "81.2k", 8_123_456: "8.12M", 3e13: "30T"}
-    times = {0: "0 s", 0.25: "0.25 s", 90: "90 s", 900: "15 min", 11_700: "3.25 h", 259_200: "3 d"}
-    assert {value: short(value) for value in figures} == figures
-    assert {value: duration(value) for value in times} == times
-
-
-# Figures
-
-
-def test_a_quantile_is_the_bucket_that_has_it_and_sums_leave_out_what_is_zero():
-    wanted = {0.01: 4, 0.5: 4, 0.51: 16, 0.95: 16, 0.96: 64, 0.99: 64, 1.0: 256}
-    assert {share: quantile({4: 50, 16: 45, 64: 4, 256: 1}, share) for share in wanted} == wanted
-    assert quantile({}, 0.5) is None
-    assert summed([{"a": 1, "b": 0}, {"a": 2, "c": 3}]) == {"a": 3, "c": 3}
-
-
 def steps_in(folder, *moments, **settings):
     """The steps of a run of these moments."""
     write(folder / "rank-00000-0000.jsonl", [start(), *moments])
     run = read(folder)
     return list(steps_of(run.stream, origins(run)[0], **settings))
-
-
-@pytest.mark.parametrize("max_points", [1, 3, 7, 1000])
-def test_fewer_steps_have_the_same_totals_and_the_same_ends(tmp_path, max_points):
-    write_run_of(tmp_path, ranks=1, samples=0, intervals=50)
-    run = read(tmp_path)
-    steps = [step for step in steps_of(run.stream, origins(run)[0], max_points) if step is not None]
-    assert len(steps) <= max_points + 1
-    assert (steps[0].since, steps[-1].until) == (0, 250)
-    assert all(before.until == after.since for before, after in zip(steps, steps[1:], strict=False))
-    assert sum(step.added.samples for step in steps) == 50 * 4 * 40
-    assert sum(step.seconds for step in steps) == 250
-
-
-def test_totals_before_and_after_a_state_was_loaded_are_not_compared(tmp_path):
-    moments = [interval(0, 0, elapsed, groups, 0) for elapsed, groups in enumerate((0, 40, 80, 20, 60))]
-    moments[3] = msgspec.structs.replace(moments[3], begins=True)
-    steps = steps_in(tmp_path, *moments)
-    assert [None if step is None else step.added.samples for step in steps] == [160, 160, None, 160]
-    assert by_rank(read(tmp_path))[0].calls == 40  # the calls of before count: the time was spent
 
 
 def test_the_time_of_a_call_is_shown_until_it_ended_also_over_moments_without_an_answer(tmp_path):
@@ -119,8 +48,6 @@ def test_the_time_of_a_call_is_shown_until_it_ended_also_over_moments_without_an
     found = [(s.since, s.until, s.added.calls) for s in steps_in(tmp_path, *moments, of_calls=True) if s is not None]
     assert found == [(0, 15, 30), (15, 20, 10)]
 
-
-# Texts of users
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # with lone surrogates
 
@@ -145,9 +72,6 @@ def test_json_in_a_script_is_the_value_and_cannot_end_it_and_no_text_turns_what_
     assert all(char.isprintable() or char in "\n\t" for char in visible(text))
 
 
-# Samples
-
-
 def shown(*samples, **limits):
     """Samples on a page."""
     found = Samples(**limits)
@@ -158,12 +82,6 @@ def shown(*samples, **limits):
 
 def sample(*runs):
     return ShownSample(position="0:0:1", place="a.jsonl:2", texts=[ShownText("", list(runs))])
-
-
-def test_each_run_has_its_kind_and_whether_it_is_trained():
-    runs = Run("user", "role"), Run("a"), Run("b", is_trained=True), Run("<|end|>", "special", True), Run("⇥", "sign")
-    (found,) = shown(sample(*runs)).shown
-    assert found["texts"] == [["", [["user", 6], ["a", 0], ["b", 1], ["<|end|>", 3], ["⇥", 4]]]]
 
 
 def test_what_cannot_be_seen_is_shown_in_every_text_of_a_sample():

@@ -16,11 +16,7 @@ from tests.support.parts import (
     FileBlocks,
     FileRef,
     Job,
-    Overflow,
-    SpoolReader,
-    part_path,
     resolve_path,
-    write_part,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +56,6 @@ def of_parquet(*files: list[tuple[int, int]], block_bytes: int = 100, reads: int
 def check(blocks: Any, extents: list[int], *, keeps_order: bool) -> list[Block]:
     """What holds for blocks of files that have so many bytes or rows."""
     found: list[Block] = blocks.blocks(range(blocks.num_blocks))
-
     everything = [(file_id, unit) for file_id, extent in enumerate(extents) for unit in range(extent)]
     assert [(block.file_id, unit) for block in found for unit in range(block.start, block.stop)] == everything
     assert blocks.extent == len(everything)
@@ -74,7 +69,6 @@ def check(blocks: Any, extents: list[int], *, keeps_order: bool) -> list[Block]:
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=8), block_bytes=st.integers(1, 60))
 def test_lines(sizes, block_bytes):
     found = check(of_lines(*sizes, block_bytes=block_bytes), sizes, keeps_order=True)
-
     assert all(0 < block.stop - block.start <= block_bytes for block in found)
 
 
@@ -88,7 +82,6 @@ def test_parquet_files_whose_blocks_never_cross_row_groups(files, block_bytes, r
         return
     extents = [sum(rows for rows, _ in groups) for groups in files]
     found = check(of_parquet(*files, block_bytes=block_bytes, reads=reads), extents, keeps_order=False)
-
     for file_id, groups in enumerate(files):
         mine = [block for block in found if block.file_id == file_id]
         ends = np.cumsum([0, *[rows for rows, _ in groups]]).tolist()
@@ -122,22 +115,3 @@ def test_a_block_is_about_as_large_as_asked_for(tmp_path: Path, kind: str) -> No
     assert sum(sizes) / len(sizes) == pytest.approx(blocks.block_bytes, rel=0.3)
     assert blocks.block_bytes == pytest.approx(16_000, rel=0.3)
     assert max(sizes) < blocks.room_bytes
-
-
-# Copies of rows: written whole or not at all, read by their places
-
-
-@pytest.fixture
-def reader(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"first\nsecond\n")
-    job = Job(files=[FileRef(str(path), 13)], tokenize=None, max_row_bytes=99, block_bytes=50, slack_bytes=9)
-    reader = SpoolReader(job, "asyncdata.sources.text.line_scanner:LineReader", {}, str(tmp_path))
-    yield reader
-    reader.close()
-
-
-def copied(tmp_path, number, rows):
-    """A copy of the rows; the place of each, whose original is the row "second"."""
-    offsets = write_part(part_path(str(tmp_path), number), rows)
-    return [Overflow(row, 0, 6, number, offset) for row, offset in enumerate(offsets)]

@@ -79,17 +79,6 @@ def test_what_does_not_fit_in_the_queue_is_counted(monkeypatch):
     assert (times.num_calls, times.num_waits, times.num_lost) == (4, 0, 3)
 
 
-def test_a_wait_counts_while_it_lasts(waiting):
-    waiting.look(1.0)
-    waiting.look(30.0)
-    totals = waiting.times.totals()
-    assert (totals["calls"], totals["waits"], totals["wait_s"], totals["waiting_s"]) == (1, 1, {"start": 30.0}, 30.0)
-    waiting.times.wait_ends("first", 31.0)
-    waiting.look(31.0)
-    totals = waiting.times.totals()
-    assert (totals["waits"], totals["wait_s"], totals["waiting_s"]) == (1, {"start": 31.0}, 0.0)
-
-
 def test_a_wait_is_split_by_what_is_missing_and_the_first_ones_is_start_up_and_no_time_of_the_trainer(waiting):
     for now, stage in ((1.0, "tokenize"), (2.0, "tokenize"), (4.0, "read")):
         waiting.look(now, stage)
@@ -106,9 +95,6 @@ def test_time_in_which_the_workers_had_no_cpu_is_named(waiting):
     assert waiting.times.wait_s == {"start": 1.0, "cpu": 3.0}
     waiting.look(8.0, cpus=CpuShare(0.75, 0.5))  # the workers slept most of the time
     assert waiting.times.wait_s == waiting.times.first_s == {"start": 4.5, "cpu": 3.5}
-
-
-# How long workers waited for a CPU
 
 
 def watch_of(times):
@@ -139,8 +125,6 @@ def test_the_systems_counters_are_read_where_they_are(tmp_path, text, expected):
         (tmp_path / "proc/12/schedstat").write_text(text)
     assert cpu_times(12, tmp_path) == expected
 
-
-# Histograms
 
 SIZE = 1 << 16
 """Numbers below it are looked up, others are searched."""

@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     Edit = Callable[..., Path]
 
 TEXTS = [
-    "def main(): return 1",
-    "<|im_start|>user\nhello<|im_end|>",
-    "<tool> x<TOOL> <new>é <image> <|endoftext|><unk>[PAD]",
-    " <tool>  <extra_0><extra_1> \n",
-    "",
-]
+    "def main(): return 1", "<|im_start|>user\nhello<|im_end|>",
+    "<tool> x<TOOL> <new>é <image> <|endoftext|><unk>[PAD]", " <tool>  <extra_0><extra_1> \n", "",
+]  # fmt: skip
 
 
 def token(text: str, **flags: bool) -> dict[str, Any]:
@@ -55,8 +52,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "as saved": {},
     "more tokens": {
         "added_tokens_decoder": {
-            "2001": token("<new>", special=False),
-            "2000": token("<tool>", special=False, lstrip=True),
+            "2001": token("<new>", special=False), "2000": token("<tool>", special=False, lstrip=True),
             "0": token("<|endoftext|>", special=True),
         }
     },
@@ -64,8 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "named tokens that are new": {"unk_token": "<unk>", "pad_token": "[PAD]", "bos_token": None},
     "named tokens with flags": {"unk_token": {"__type": "AddedToken", **token("<unk>", lstrip=True)}},
     "a named token among the declared": {
-        "unk_token": "<unk>",
-        "added_tokens_decoder": {"2000": token("<unk>", special=False, rstrip=True)},
+        "unk_token": "<unk>", "added_tokens_decoder": {"2000": token("<unk>", special=False, rstrip=True)},
     },
     "extra tokens": {"extra_special_tokens": ["<extra_0>", "<extra_1>", "<|im_end|>"]},
     "extra tokens of the old name": {"additional_special_tokens": ["<extra_1>", "<extra_0>"]},
@@ -79,10 +74,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         }
     },
     "legacy files that do not count": {
-        "files": {"special_tokens_map.json": {"eos_token": "<new>"}},
-        "added_tokens_decoder": {},
+        "files": {"special_tokens_map.json": {"eos_token": "<new>"}}, "added_tokens_decoder": {},
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.thorough
@@ -91,10 +85,8 @@ def test_tokens_are_those_of_transformers(edited, config):
     transformers = pytest.importorskip("transformers", minversion="5.23", reason="the oracle is not installed")
     folder = edited(**config)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-
     files = TokenizerFiles(str(folder))
     ours = files.load()
-
     for add in (False, True):
         encodings = ours.encode_batch_fast(TEXTS, add_special_tokens=add)
         assert [each.ids for each in encodings] == theirs(TEXTS, add_special_tokens=add)["input_ids"]
@@ -109,10 +101,8 @@ def test_nothing_is_truncated_or_padded_and_the_padding_token_is_a_named_token(e
     tokenizer.enable_truncation(max_length=3)
     tokenizer.enable_padding(pad_token="<|im_start|>", length=8)
     tokenizer.save(path)
-
     files = TokenizerFiles(str(folder))
     loaded = files.load()
-
     assert (loaded.truncation, loaded.padding) == (None, None)
     assert [len(each.ids) > 3 for each in loaded.encode_batch_fast(TEXTS[:2])] == [True, True]
     assert files.special_tokens.get("pad_token") is None
@@ -125,9 +115,7 @@ def test_nothing_is_truncated_or_padded_and_the_padding_token_is_a_named_token(e
 def test_a_folder_without_a_configuration_will_do(edited):
     folder = edited()
     (folder / "tokenizer_config.json").unlink()
-
     files = TokenizerFiles(str(folder))
-
     assert (files.special_tokens, files.chat_templates) == ({}, {})
     assert files.load().token_to_id("<|im_end|>") == 2
 
@@ -155,9 +143,7 @@ TEMPLATES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 @pytest.mark.parametrize(("config", "expected"), TEMPLATES.values(), ids=TEMPLATES)
 def test_chat_templates_are_found_where_transformers_finds_them(edited, config, expected):
     folder = edited(**config)
-
     assert TokenizerFiles(str(folder)).chat_templates == expected
-
     transformers = pytest.importorskip("transformers", minversion="5.23", reason="the oracle is not installed")
     theirs = transformers.AutoTokenizer.from_pretrained(folder).chat_template or {}
     assert ({"default": theirs} if isinstance(theirs, str) else theirs) == expected
@@ -168,7 +154,6 @@ def test_the_digest_is_of_the_content(edited, small_tokenizer):
         return TokenizerFiles(str(folder)).digest()
 
     original = digest(small_tokenizer)
-
     assert digest(edited()) == original
     assert digest(edited(chat_template="X", model_max_length=1, pad_token="<|im_end|>")) == original
     changed = [
@@ -192,11 +177,9 @@ def test_a_folder_is_used_as_it_is_and_a_hub_name_is_fetched_once_and_only_the_t
     snapshot = shutil.copytree(small_tokenizer, tmp_path / "snapshots" / COMMIT)
     download = Mock(return_value=str(snapshot))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-
     for name in (str(small_tokenizer), small_tokenizer.name, f"~/{small_tokenizer.name}"):
         assert resolve(name, revision="ignored") == (str(small_tokenizer), None)
     assert resolve("org/model", "main") == (str(snapshot), COMMIT)
-
     assert download.mock_calls == [call("org/model", revision="main", allow_patterns=list(PATTERNS))]
     assert not any("safetensors" in pattern or pattern == "*" for pattern in PATTERNS)
 
@@ -246,6 +229,5 @@ def test_a_damaged_file_is_named(edited, name, content, reason):
         (folder / name).write_bytes(content)
     elif content is None:
         (folder / name).mkdir()
-
     with pytest.raises(ConfigError, match=f"AD413 .*{reason}"):
         TokenizerFiles(str(folder)).load()

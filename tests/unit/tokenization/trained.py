@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import Tokenizer
 
+from asyncdata import DataLoader
 from tests.unit.tokenization import run
 
 if TYPE_CHECKING:
@@ -29,6 +30,16 @@ def assistant(content: str | None, **more: Any) -> dict[str, Any]:
 def talk(*texts: Any) -> list[dict[str, Any]]:
     """The user and the assistant by turns."""
     return [(user, assistant)[number % 2](text) for number, text in enumerate(texts)]
+
+
+def delivered(folder: Path, fn: Any, *rows: dict[str, Any] | str, **knobs: Any) -> list[Any]:
+    """The samples of rows by a loader, in their order; text is a line as it is."""
+    path = folder / "rows.jsonl"
+    lines = ((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    path.write_text("".join(lines), encoding="utf-8")
+    settings: dict[str, Any] = {"num_workers": 0, "shuffle": False, "epochs": 1, "batch_size": 1, **knobs}
+    with DataLoader(str(path), tokenize_fn=fn, **settings) as loader:
+        return [sample for batch in loader for sample in batch]
 
 
 def tokenizer_of(fn: Any) -> Tokenizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import anyio
@@ -13,13 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import RayExecutor
-from asyncdata.errors import WorkerError
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, failure_of, ids_of, tokenized, until, value_of
+from tests.support.executors import NEVER_S, Client, ids_of, tokenized, until, value_of
 from tests.support.parts import NUM_SLOTS, InlineExecutor
 from tests.support.pools import process_pool
 from tests.support.ray_cluster import two_nodes
-from tests.support.tokenize_fns import characters, fails_on_13, row_id
+from tests.support.tokenize_fns import characters, row_id
 from tests.support.worker_fns import waits
 
 pytestmark = pytest.mark.asyncio
@@ -32,7 +30,6 @@ def make(request):
         from tests.support.parts import ClusterExecutor
 
         return lambda _: ClusterExecutor(RayExecutor(num_workers=2, num_cpus=0.5))
-
     return InlineExecutor if request.param == "inline" else lambda _: process_pool(2)
 
 
@@ -51,9 +48,6 @@ def free_slots(executor) -> int:
     return len(held)
 
 
-# Requests and replies
-
-
 async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
     client = Client(make(row_id), rows(500), row_id)
     async with client.reading() as window:
@@ -61,7 +55,6 @@ async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
         await client.until(lambda: all(client.replies[number] for number in asked))
         await client.tokenized(window)  # one more, after all others: no request is answered twice
         nothing = await client.tokenized(window, 3, 3)
-
     for number, first in asked.items():
         (reply,) = client.replies[number]
         assert ids_of(reply) == list(range(first, first + 7))
@@ -74,7 +67,6 @@ async def test_requests_may_come_before_the_start(make, rows):
     early = [client.ask(scan) for scan in window.scans()]
     async with client.running():
         (scanned,) = await client.answers(early)
-
     assert window.add(0, scanned)
     assert window.num_rows == 20
 
@@ -118,11 +110,7 @@ async def test_an_executor_cancelled_inside_a_row_stops_at_once(make, rows, gate
         async with client.reading() as window:
             client.ask(window.request(0, 1))
             await until(gate.began.exists)
-
     gate.open()  # the abandoned thread ends
-
-
-# Slots
 
 
 async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, rows, gate):
@@ -135,7 +123,6 @@ async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, row
         executor.forget()
         executor.slots.release(window.slot)
         assert free_slots(executor) == NUM_SLOTS - 1
-
         gate.open()
         await until(lambda: free_slots(executor) == NUM_SLOTS)
 
@@ -148,25 +135,9 @@ async def test_a_reused_slot_shows_no_stale_bytes(make, jsonl_file):
         assert ids_of(await client.tokenized(first)) == list(range(60))
         client.executor.slots.release(first.slot)
         await until(lambda: free_slots(client.executor) == NUM_SLOTS)
-
         window = await client.window()
         assert window.slot == first.slot
         assert ids_of(await client.tokenized(window, 30, 60)) == list(range(30, 60))
-
-
-# What a tokenize function may do
-
-
-async def test_a_row_whose_function_raises_is_bad_and_its_neighbours_are_not(make, rows):
-    reply = await tokenized(make(fails_on_13), rows(30), fails_on_13)
-
-    (error,) = reply.errors
-    assert (error.row, error.code) == (13, "AD421")
-    assert error.reason == "the tokenize function raised KeyError('thirteen')"
-    assert '"id": 13' in error.excerpt
-    assert "tokenize_fns.py" in error.traceback
-    assert "asyncdata/tokenization" not in error.traceback, "the library's own frames only hide the user's"
-    assert ids_of(reply) == [i for i in range(30) if i != 13]
 
 
 @pytest.mark.parametrize("function", [worker_fns.as_told, worker_fns.as_told_in_batches])
@@ -176,7 +147,6 @@ async def test_each_row_has_its_own_fate_also_in_a_batch(make, jsonl_file, funct
     rows = [{"id": i, "do": fates.get(i, "id"), "pad": "x" * (5000 if i in (0, 9) else 9)} for i in range(10)]
     path = jsonl_file([*rows, b"\xff\xfe", b"[4]"])
     reply = await tokenized(make(function), path, function, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
-
     dropped = {reason: np.frombuffer(rows, np.int32).tolist() for reason, rows in reply.drops.items()}
     assert dropped == {"tokenize_fn": [2], "too dull": [3, 5]}
     assert [(error.row, error.code, error.reason) for error in reply.errors[:4]] == [
@@ -197,41 +167,8 @@ async def test_rows_that_are_not_wholly_in_the_slot_are_read_again(make, jsonl_f
     async with client.reading() as window:
         request = window.request(0, 80)
         reply = await client.answer(client.ask(request))
-
     assert len(request.overflow) > 20
     assert [value_of(reply, "prompt", i) for i in range(80)] == texts
-
-
-@pytest.mark.parametrize("what", ["raises", "exits"])
-async def test_a_function_that_cannot_be_opened_is_a_worker_error(make, rows, what):
-    description = worker_fns.Opening(what)
-    client = Client(make(description), rows(1), description)
-    client.executor.prepare(client.slot_bytes)
-
-    with anyio.fail_after(NEVER_S), pytest.raises(WorkerError, match=r"^AD426 .*(no tokenizer\.json|not today)"):
-        await client.executor.run(client.job)
-
-
-@pytest.mark.parametrize(
-    ("harm", "kind", "message"),
-    [
-        (lambda path: os.truncate(path, 7), "SourceChangedError", "AD302 {} shrank: it had 50 bytes at the start, and"),
-        (os.unlink, "SourceError", "AD304 cannot read {}: No such file or directory"),
-    ],
-    ids=["it shrank", "it is gone"],
-)
-async def test_a_file_that_is_not_what_it_was_fails_the_request(make, rows, harm, kind, message):
-    path = rows(5)
-    client = Client(make(row_id), path, row_id)
-    async with client.running():
-        harm(path)
-        failed = failure_of(await client.answer(client.ask(next(iter(client.unread_window().scans())))))
-
-    assert failed.kind == kind
-    assert failed.message.startswith(message.format(path))
-
-
-# Statistics
 
 
 async def test_statistics_say_who_is_busy_and_how_far(make, rows, gate):
@@ -254,9 +191,6 @@ async def test_statistics_say_who_is_busy_and_how_far(make, rows, gate):
     first = next(worker for worker in busy.workers if worker.state == "busy" and worker.num_rows_done == row)
     assert first.busy_s > 0
     assert (busy.num_restarts, again.num_restarts, again.num_queued) == (0, 0, 0)
-
-
-# Opening the tokenize function again
 
 
 async def test_an_opened_again_function_answers_later_requests_and_no_request_is_lost(make, rows, tmp_path):
@@ -314,5 +248,4 @@ async def test_a_function_that_cannot_be_opened_again_stays_in_use(make, rows, t
             while "workers.not_reopened" not in {event["event"] for event in events}:
                 assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
             assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
-
     assert "workers.reopened" not in {event["event"] for event in events}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,22 +33,6 @@ def make(jsonl_file) -> Callable[..., Handler]:
     return make
 
 
-@pytest.mark.parametrize(("cpu_s", "passed_s", "work_s"), [(3.0, 3.5, 3.0), (0.5, 40.0, 10.0), (0.0, 0.0, 0.0)])
-def test_busy_time_is_cpu_time_or_a_quarter_of_the_wall_time(make, monkeypatch, cpu_s, passed_s, work_s):
-    """Other load on the machine does not count."""
-    clock = SimpleNamespace(now_s=100.0, cpu_s=7.0)
-    stopped = SimpleNamespace(perf_counter=lambda: clock.now_s, thread_time=lambda: clock.cpu_s)
-    change(monkeypatch, clock_of_a_handler=stopped)
-
-    def works(row):
-        clock.now_s, clock.cpu_s = clock.now_s + passed_s, clock.cpu_s + cpu_s
-        return [1]
-
-    handler = make(FunctionTokenizer(works))
-    assert handler(make.scan).samples.busy_s == work_s
-    handler.close()
-
-
 def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
     beats, is_going_on = list[int](), threading.Event()
 
@@ -64,7 +47,6 @@ def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
 
     change(monkeypatch, beat_s=0.001)
     change(monkeypatch, permute=permute_slowly)
-
     assert make(progress=progress)(Permute(3, 0)) == Permuted(b"")
     assert beats[:3] == [-2, -1, -2], "no row in particular"
 

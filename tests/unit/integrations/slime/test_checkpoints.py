@@ -51,9 +51,6 @@ def left_out(events):
     return [event for event in events if event["event"] == "snapshot.rows_left_out"]
 
 
-# Files
-
-
 def test_what_is_loaded_and_saved_again_is_the_same_and_can_be_looked_at_like_any_snapshot(prompts, given):
     with source_of(prompts, **given) as source:
         back = source.get_samples(5)[:2]
@@ -62,7 +59,6 @@ def test_what_is_loaded_and_saved_again_is_the_same_and_can_be_looked_at_like_an
         source.save(3)
         source.load(3)
         source.save(4)
-
     one, other = (snapshots.load(checkpoint_at(given["save"], number)) for number in (3, 4))
     assert snapshots.to_state_dict(one) | {"canaries": []} == snapshots.to_state_dict(other) | {"canaries": []}
     found = describe_file(checkpoint_at(given["save"], 3))
@@ -79,7 +75,6 @@ def test_the_last_files_of_a_rollout_are_kept_and_are_their_owners_alone(prompts
                 source.save(0)
     finally:
         os.umask(before)
-
     folder = checkpoint_at(given["save"], 0).parent
     ends = ("asyncdata", "asyncdata.1", "asyncdata.2", "pt")
     assert sorted(path.name for path in folder.iterdir()) == [f"global_dataset_state_dict_0.{end}" for end in ends]
@@ -175,9 +170,6 @@ def test_what_a_later_rollout_changes_inside_of_the_metadata_is_not_in_an_earlie
         assert source.get_metadata() == source.metadata == {"seen": {"prompts": [0]}}
 
 
-# What does not fit
-
-
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
@@ -247,7 +239,6 @@ def test_other_data_is_refused_or_if_allowed_the_rows_left_out_are_counted(given
         assert (source.epoch_id, source.sample_offset, source.sample_group_index) == (1, 0, taken)
         source.get_samples(1)
         assert (source.epoch_id, source.sample_offset) == (1, 1)
-
     found = [(event["num_delivered"], event["num_left_out"], event["changed"]) for event in left_out(events)]
     assert found == ([(10, 90, ["data"])] if taken == 10 else []), "at an epoch's end nothing is left out"
     assert {(event["log_level"], event["epoch"]) for event in left_out(events)} <= {("warning", 0)}
@@ -296,9 +287,6 @@ def test_a_dataset_in_memory_is_known_by_its_length(given, taken, expected):
         source.load(0)
         assert (source.epoch_id, source.sample_offset) == ((1, 0) if taken else (0, 0))
     assert [(event["num_delivered"], event["num_left_out"]) for event in left_out(events)] == expected
-
-
-# slime's own file
 
 
 def test_a_folder_in_which_slime_has_gone_on_is_refused_until_one_of_the_two_is_removed(prompts, given):

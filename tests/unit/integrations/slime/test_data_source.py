@@ -57,9 +57,6 @@ def framework(package):
     return {package: {}, f"{package}.utils": {}, f"{package}.utils.types": {"Sample": kind}}
 
 
-# At the start
-
-
 def test_hardly_any_argument_is_needed_and_without_a_dataset_prompts_are_empty_and_numbered(given, tmp_path):
     given["rollout_global_dataset"] = False
     few = SimpleNamespace(rollout_global_dataset=False, buffer_filter_path=None, n_samples_per_prompt=2)
@@ -86,7 +83,6 @@ def test_the_tokenizer_is_beside_the_dumped_details_or_the_start_says_why_not(pr
     folder = tmp_path / "details"
     model = shutil.copytree(small_tokenizer, tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"weights")
-
     before = os.umask(0)
     try:
         for _ in range(2):  # into a folder that has it already, too
@@ -94,7 +90,6 @@ def test_the_tokenizer_is_beside_the_dumped_details_or_the_start_says_why_not(pr
                 copied = {file.name: file.read_bytes() for file in (folder / "tokenizer").iterdir()}
     finally:
         os.umask(before)
-
     assert copied == {file.name: file.read_bytes() for file in small_tokenizer.iterdir()}
     assert stat.S_IMODE((folder / "tokenizer").stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "tokenizer").iterdir()} == {0o600}
@@ -114,9 +109,6 @@ def test_a_source_is_an_instance_of_the_frameworks_own_class_where_there_is_one(
         assert isinstance(source, base)
         assert isinstance(ReadOnlyDataSource(args_for(None)), base)
         assert not isinstance(3, base)
-
-
-# Fresh groups
 
 
 @pytest.mark.parametrize("number", [-1, 1.5, "2", None])
@@ -150,7 +142,6 @@ def test_what_fails_in_the_stream_leaves_everything_as_it_was(tmp_path):
         for _ in range(2):
             with pytest.raises(BadRowError, match="AD110"):
                 source.get_samples(5)
-
             assert source.buffer == back
             assert (source.sample_offset, source.sample_index) == (2, 2)
         assert labels(source.get_samples(4)) == ["0", "1", "2", "3"]
@@ -181,9 +172,6 @@ def test_calls_from_many_threads_get_every_prompt_once_and_each_snapshot_is_of_a
             assert max(kept, default=-1) < source.sample_group_index
 
 
-# What else drivers and plugins call
-
-
 def test_statistics_are_flat_numbers_no_call_is_logged_and_the_number_of_ranks_is_a_hint_for_the_read_ahead(prompts):
     with capture_logs() as events, source_of(prompts, n_samples_per_prompt=2) as source:
         for dp_size in (4, 4, 2):
@@ -207,7 +195,6 @@ def test_another_dataset_may_be_put_in_the_place_of_ours(prompts):
     with source_of(prompts, n_samples_per_prompt=2) as source:
         source.get_samples(1)
         source.dataset = InMemory(3)
-
         assert len(source) == 3
         assert numbers(source.get_samples(1)) == [(1, [2, 3])]
         source.dataset = source.dataset
@@ -237,9 +224,6 @@ def test_a_dataset_of_samples_is_shuffled_epoch_by_epoch_and_one_that_gives_too_
                 source.get_samples(2)
 
 
-# Settable places
-
-
 @pytest.mark.parametrize("order", ["legacy", "stream"])
 @pytest.mark.parametrize("value", [-1, 1.5, "3", None, NUM_ROWS + 1])
 def test_a_place_that_is_not_there_is_refused_and_changes_nothing(prompts, order, value):
@@ -263,9 +247,6 @@ def test_the_place_may_be_set_whatever_the_dataset_and_numbers_go_on_from_what_i
         source.sample_offset, source.sample_group_index, source.sample_index = 3, 100, 7
         assert source.sample_offset == 3
         assert numbers(source.get_samples(2)) == [(100, [7, 8]), (101, [9, 10])]
-
-
-# Samples by number
 
 
 def test_the_datasets_samples_are_those_of_the_present_epoch_by_number(prompts):
@@ -316,9 +297,6 @@ def test_in_the_stream_order_there_are_no_numbers_and_no_length(prompts):
         for look in (lambda: source.dataset[0], lambda: len(source)):
             with pytest.raises(TypeError, match="--num-rollout"):
                 look()
-
-
-# Giving back
 
 
 @pytest.mark.parametrize(
@@ -386,9 +364,6 @@ def test_what_plugins_put_into_the_buffer_is_served_or_if_it_is_no_group_an_erro
                 call()
 
 
-# Without a buffer
-
-
 def read_only(path, **given):
     return contextlib.closing(ReadOnlyDataSource(args_for(path, **given)))
 
@@ -441,9 +416,6 @@ def test_the_read_only_source_refuses_a_checkpoint_with_groups_in_the_buffer_or_
         assert source.statistics()["asyncdata_dropped_groups_read_only_total"] == 2
 
 
-# Mixtures
-
-
 def test_of_a_mixture_each_sample_names_its_part_and_a_checkpoint_continues_every_part(given, tmp_path):
     for name in ("math", "code"):
         write_prompts(tmp_path / f"{name}.jsonl", 40)
@@ -469,9 +441,6 @@ def test_of_a_mixture_each_sample_names_its_part_and_a_checkpoint_continues_ever
             source.sample_offset = 3
     with pytest.raises(ConfigError, match="AD471 asyncdata_order: legacy"):
         AsyncDataSource(args_for(None, **given, asyncdata_order="legacy"))
-
-
-# Which rollout it is
 
 
 TOLD = {"fully_async": True, "custom_async_data_buffer_path": "asyncdata.integrations.slime.AsyncDataBuffer"}

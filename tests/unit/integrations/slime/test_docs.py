@@ -32,9 +32,6 @@ def table(heading, title):
     return table_rows(found[1])
 
 
-# The reference is complete
-
-
 def test_every_key_is_documented_with_its_default():
     rows = table("Keys", "key")
     defaults = {}
@@ -71,9 +68,6 @@ def test_every_number_of_its_own_is_documented():
 def test_every_code_of_the_integrations_is_in_their_reference():
     used = {code for path in INTEGRATIONS for code in re.findall(r"\bAD\d{3}\b", path.read_text(encoding="utf-8"))}
     assert used <= set(re.findall(r"\bAD\d{3}\b", read("slime.md")))
-
-
-# What pages tell the reader to set
 
 
 def settings_blocks():

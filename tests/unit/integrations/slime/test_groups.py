@@ -23,9 +23,8 @@ from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations.slime import BadGroupError
-from asyncdata.integrations.slime import groups as slime_groups
+from asyncdata.integrations.slime import checkpoint as slime_groups
 from tests.support.inner import change
-from tests.support.parts import describe_file
 from tests.support.slime_source import checkpoint_at, labels, source_of
 
 MIB = 1 << 20
@@ -59,9 +58,6 @@ def assert_same(one, other):
         assert_same(list(one.values()), [other[key] for key in one])
     else:
         assert one == other
-
-
-# What it costs
 
 
 def test_giving_a_group_back_copies_none_of_its_large_arrays(prompts, given):
@@ -100,18 +96,6 @@ def test_a_large_group_is_written_once_also_in_the_next_run_and_again_if_it_is_m
         (again,) = files_of(given)  # the other one is of older checkpoints
         assert again in names
         source.load(4)
-
-
-def test_what_is_in_such_files_is_counted_where_a_snapshot_is_shown(prompts, given):
-    with source_of(prompts, **given) as source:
-        groups = with_experts(source.get_samples(3))
-        source.add_samples([groups[0], [groups[1], [groups[2][0]]]])
-        source.save(0)
-    found = describe_file(checkpoint_at(given["save"], 0))
-    assert (found["num_buffered_groups"], found["num_buffered_samples"], found["num_buffered_tokens"]) == (2, 5, 45)
-
-
-# What comes back
 
 
 @pytest.mark.thorough
@@ -250,9 +234,6 @@ def test_a_checkpoint_from_before_groups_had_files_is_restored(given):
             source.save(4)
 
 
-# Files
-
-
 @pytest.mark.thorough
 def test_files_that_no_kept_checkpoint_names_are_removed(prompts, given):
     folder = Path(given["save"], "rollout", "asyncdata_groups")
@@ -286,7 +267,6 @@ def test_nothing_is_removed_while_a_checkpoint_cannot_be_read(prompts, given):
         source.get_samples(1)
         with capture_logs() as events:
             source.save(1)
-
     assert len(files_of(given)) == 1
     (event,) = [event for event in events if event["event"] == "checkpoint.groups_not_removed"]
     assert "_0.asyncdata may name some, and cannot be read: it is not a snapshot" in event["reason"]
@@ -302,7 +282,6 @@ def test_what_a_killed_process_left_half_written_is_removed_an_hour_later(prompt
         new.touch()
         os.utime(old, (0, 0))
         source.save(1)
-
     assert (old.exists(), new.exists()) == (False, True)
 
 
@@ -328,7 +307,6 @@ def test_a_file_that_is_missing_or_damaged_is_named_and_nothing_is_restored(prom
         harm(one, other)
         with pytest.raises(SnapshotError, match=rf"AD602 .*/asyncdata_groups/{one.name}: ({reason})") as caught:
             source.load(0)
-
         assert "load an older checkpoint" in str(caught.value)
         assert source.buffer == groups
 
@@ -383,15 +361,15 @@ def test_a_group_that_cannot_be_written_leaves_what_was_there(prompts, given, mo
         source.save(0)
         before = sorted(Path(given["save"], "rollout").rglob("*"))
         source.add_samples(with_experts(source.get_samples(2)[1:]))
-        fails("asyncdata.integrations.slime.groups.replace_file", "a group of the .*No space left on device; free some")
+        fails(
+            "asyncdata.integrations.slime.checkpoint.replace_file",
+            "a group of the .*No space left on device; free some",
+        )
         assert sorted(Path(given["save"], "rollout").rglob("*")) == before
         fails("asyncdata.checkpoint.snapshot.replace_file", ".*No space left on device")
         assert set(files_of(given)) <= set(before), "nothing names it"
         source.load(0)
         assert source.get_buffer_length() == 1
-
-
-# What no checkpoint can hold
 
 
 def nested(depth):

@@ -50,9 +50,6 @@ def with_template(folder, text=None, **given):
     return {"hf_checkpoint": str(folder), "apply_chat_template": True, "apply_chat_template_kwargs": kwargs, **given}
 
 
-# Tokenizers and templates
-
-
 @pytest.mark.parametrize(
     "settings", [{"rollout_max_prompt_len": 5}, {"asyncdata_pretokenize": True}, {"apply_chat_template": True}], ids=str
 )
@@ -68,9 +65,6 @@ def test_tokens_are_whole_numbers_of_text_without_media(read, small_tokenizer):
     assert (seen.prompt, seen.tokens) == ("[image]?", [])  # the rollout must count the images' own tokens
     assert (text.tokens, text.multimodal_inputs) == (encode(text.prompt).ids, None)
     assert all(type(token) is int for token in text.tokens)
-
-
-# Metadata, tools and media
 
 
 def test_tools_go_into_metadata_that_is_empty_or_an_object(read):
@@ -101,17 +95,12 @@ def test_media_that_stand_in_the_messages_are_inputs_of_a_model_that_takes_image
     row = {"input": [{"role": "user", "content": parts}, {"role": "user", "content": []}]}
     given = {"hf_checkpoint": str(tmp_path / "model"), "asyncdata_processor": MEDIA["asyncdata_processor"]}
     seen = {"images": [parts[0]]}
-
     (plain,) = read(row, **given)
     (put_in,) = read(row, **given, multimodal_keys={"image": "pictures"})
-
     assert (plain.prompt, plain.multimodal_inputs) == (row["input"], seen if takes_images else None)
     assert (put_in.prompt, put_in.multimodal_inputs) == (row["input"], seen)
     (rendered,) = read(row, **given | with_template(tmp_path / "model", "{{ messages | length }}"))
     assert (rendered.prompt, rendered.multimodal_inputs) == ("2", seen if takes_images else None)
-
-
-# Tools in miles
 
 
 @pytest.mark.parametrize("defers", [False, True])
@@ -122,9 +111,6 @@ def test_in_miles_tools_have_the_form_of_the_sglang_that_is_installed(read, smal
     with runs_in_miles(), sglang(model):
         (sample,) = read({"input": "a", "tools": tools}, **with_template(small_tokenizer, "{{ tools | tojson }}"))
     assert sample.prompt == json.dumps([model.model_validate(tool).model_dump() for tool in tools])
-
-
-# Of the function itself
 
 
 def test_fingerprints_tell_what_differs(small_tokenizer, tmp_path):
@@ -166,7 +152,5 @@ def test_a_worker_and_a_driver_load_no_heavy_library(small_tokenizer):
         "print(*{'torch', 'transformers', 'ray', 'slime', 'miles'} & {*sys.modules})"
     )
     root = str(Path(__file__).parents[4])
-
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
-
     assert done.stdout.split() == [], done.stdout

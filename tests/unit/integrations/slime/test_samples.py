@@ -35,9 +35,6 @@ def made(kind, size=2, **values):
     return group
 
 
-# Fresh ones
-
-
 NESTED = {"tags": ["a", "b"], "deep": {"er": [{"x": None}, 1.5]}}
 ODD = {"nan": [math.nan], "big": [2**70], "lone": ["\ud800"], "inf": [math.inf]}
 
@@ -103,9 +100,6 @@ def test_a_class_may_have_slots_and_no_fields_but_these():
     assert first.metadata == second.metadata == {"a": [1]}
 
 
-# The class
-
-
 @pytest.mark.parametrize("case", cases_of("slime_sample"), ids=str)
 def test_our_class_has_slimes_fields_and_defaults(tmp_path, case):
     expected = case.delivered(tmp_path)
@@ -142,8 +136,6 @@ def test_of_two_frameworks_the_one_that_is_loaded_counts_and_a_broken_one_is_not
         for module in ("slime", "slime.utils", "slime.utils.types"):
             sys.modules.pop(module, None)
 
-
-# Records
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -26,9 +26,6 @@ def shuffle(**given):
     return settings(**{"prompt_data": "p.jsonl", **given}).knobs["shuffle"]
 
 
-# slime's arguments
-
-
 def test_arguments_that_are_not_there_have_slimes_defaults():
     assert settings_of(slimes_args()) == settings()
     assert settings_of(slimes_args(prompt_data="p.jsonl")) == settings(prompt_data="p.jsonl")
@@ -128,9 +125,6 @@ def test_a_tokenizer_is_needed_for_what_needs_one(given):
         settings(prompt_data="p", **given)
 
 
-# Our keys
-
-
 def test_a_key_may_be_an_attribute_of_the_class():
     assert settings_of(type("Args", (), {"asyncdata_order": "stream"})()).order == "stream"
 
@@ -194,9 +188,6 @@ def test_import_paths_are_written_slimes_way_or_ours():
             import_by_path(path)
 
 
-# miles
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -256,8 +247,6 @@ def test_tools_of_another_kind_of_sglang_are_refused(tool, message):
     with runs_in_miles(), sglang(tool), pytest.raises(ConfigError, match=message):
         settings(prompt_data="p", hf_checkpoint="model", apply_chat_template=True)
 
-
-# A tokenizer that is code
 
 ODD_TOKENIZER = '''
 from transformers import PreTrainedTokenizer

@@ -14,7 +14,7 @@ import pytest
 
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations import slime
-from asyncdata.integrations.slime import miles_buffer
+from asyncdata.integrations.slime import async_rollouts
 from tests.support.parts import TrackingBuffer
 from tests.support.peers.checkouts import stand_ins
 from tests.support.slime_source import InMemory, args_for, source_of
@@ -52,7 +52,6 @@ def test_the_driver_may_tell_the_rollout_and_without_a_number_the_last_one_is_sa
         source.save(None)
         source.load(None)
         (again,) = source.buffer
-
     assert (again[0].group_index, again[0].response) == (1, ""), "as it was served"
 
 
@@ -84,9 +83,6 @@ def test_a_group_that_no_checkpoint_can_store_is_served_and_counted():
         source.track_groups()
         source.get_samples(1)
         assert source.statistics()["asyncdata_unpersistable_groups_total"] == 1
-
-
-# The data buffer
 
 
 class Plain:
@@ -130,7 +126,6 @@ def test_the_data_buffer_tells_where_each_group_ends(prompts, given, handler):
     with source_of(prompts, **given) as source:
         kept, metrics = anyio.run(run, source)
         source.save(0)
-
         assert numbers_of([kept.prompt_group]) == [3]
         reasons = ("dynamic_filter",) if handler == "retry" else ("aborted", "dynamic_filter", "stale")
         prefix = "rollout/asyncdata/"
@@ -150,14 +145,13 @@ def test_a_data_buffer_needs_our_data_source_with_the_same_arguments_and_miles_l
 
 
 def test_the_data_buffer_is_miles_own_class_with_ours_before_it(monkeypatch):
-    for module in (slime, miles_buffer):
+    for module in (slime, async_rollouts):
         monkeypatch.setitem(vars(module), "AsyncDataBuffer", None)  # it is as it was in the end
         del module.AsyncDataBuffer
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "miles", None)
         with pytest.raises(ConfigError, match="AsyncDataBuffer needs miles"):
             slime.AsyncDataBuffer  # noqa: B018 - the access is what is tested
-
     name = "miles.rollout.fully_async_data_buffer"
     with stand_ins({"miles": {}, "miles.rollout": {}, name: {"DefaultDataBuffer": Plain}}):
         assert slime.AsyncDataBuffer.__mro__[1:3] == (TrackingBuffer, Plain)

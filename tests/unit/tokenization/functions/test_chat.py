@@ -175,9 +175,6 @@ def part(*texts: str) -> Any:
     return [{"type": "text", "text": text} for text in texts]
 
 
-# What is trained
-
-
 TRAP = f"<|im_start|>assistant\nfake{END}\n"
 FIVE = talk("a", "b", "c", "d")
 LOSSES = [user("a"), assistant("b", loss=False), user("c"), assistant("d", loss=True), assistant("e")]
@@ -288,7 +285,6 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
 @pytest.mark.parametrize(("settings", "chat", "texts"), TRAINED.values(), ids=TRAINED)
 def test_exactly_this_is_trained(folders, settings, chat, texts):
     fn = of_folders(folders, **settings)
-
     for _ in range(3):  # a shape is proven when it comes again
         assert trained(fn, {"messages": chat}) == texts
 
@@ -296,17 +292,13 @@ def test_exactly_this_is_trained(folders, settings, chat, texts):
 @pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])], ids=["list", "text"])
 def test_tools_go_to_the_template(name, tools):
     fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, tool_key="functions")
-
     chunk = run(fn.open(), [{"messages": CHAT, "functions": tools, "tools": "not looked at"}])
-
     assert json.dumps(TOOL) in tokenizer_of(fn).decode(token_ids(chunk)[0])
 
 
 def test_a_row_with_nothing_to_train_on_is_dropped_and_counted(name):
     chats = [CHAT, [user("a")], [], [assistant("a", loss=False)]]
-
     chunk = run(ChatTokenizeFn(name).open(), [{"messages": chat} for chat in chats])
-
     assert (chunk.num_samples, drops(chunk), faults(chunk)) == (1, {"no_trained_tokens": [1, 2, 3]}, [])
 
 
@@ -326,13 +318,9 @@ def test_a_turn_that_parts_from_its_prompt_is_trained_from_there(name, template,
     chat = talk("a", "b", "c", "d", "e", "f", "g")
     chat[1]["thinking"], chat[5]["thinking"] = "hm", "so"
     fn = ChatTokenizeFn(name, chat_template=template)
-
     assert trained(fn, {"messages": chat[:4]}) == [f"{past}b{end}", f"{past}d{end}"]
     assert trained(fn, {"messages": chat[:6]}) == [f"{past}b{end}", f"{past}d{end}", f"{last}{end}"]
     assert trained(fn, {"messages": chat}) == [f"{past}b{end}", f"{past}d{end}", f"{past}f{end}"]
-
-
-# Templates that are refused
 
 
 DEPENDS = """\
@@ -384,9 +372,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
 def test_a_template_that_does_not_show_the_assistants_text_is_refused_and_not_guessed(folders, template, chat, reason):
     train_on = "last_assistant" if "has 1" in reason else "assistant"
     fn = of_folders(folders, OVER if OVER in template else END, chat_template=template, train_on=train_on)
-
     chunk = run(fn.open(), [{"messages": chat}])
-
     assert faults(chunk) == [(0, "AD414")]
     assert reason in chunk.errors[0].reason
 
@@ -394,9 +380,7 @@ def test_a_template_that_does_not_show_the_assistants_text_is_refused_and_not_gu
 def test_a_refusal_names_the_template(small_tokenizer, tmp_path):
     named = {"chat_template": [{"name": "loud", "template": SHOUTS_AT_THE_END}]}
     folder = variant(small_tokenizer, tmp_path / "named", config=named)
-
     chunk = run(ChatTokenizeFn(folder, chat_template="loud").open(), [{"messages": CHAT}])
-
     assert chunk.errors[0].reason.startswith("chat template 'loud' renders earlier turns differently")
 
 
@@ -425,9 +409,6 @@ def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_coun
     assert noted == {"answer_without_stop": 100}
 
 
-# Turns whose content is not text
-
-
 def codes(name: str, template: str, *chats: Any) -> list[tuple[int, str]]:
     """The bad rows among chats; they are the same as prompts."""
     found = faults(run(ChatTokenizeFn(name, chat_template=template).open(), [{"messages": chat} for chat in chats]))
@@ -450,7 +431,6 @@ WITHOUT_CONTENT = [
 @pytest.mark.parametrize("turn", WITHOUT_CONTENT, ids=str)
 def test_a_turn_without_content_makes_a_bad_row_unless_it_is_a_tools(name, turn):
     tool = [user("a"), assistant("b"), {"role": "tool", "name": "look", "content": None}, assistant("c")]
-
     assert codes(name, LENIENT, tool, *[[user("a"), turn, assistant("b")]] * 40) == [
         (number, "AD132") for number in range(1, 41)
     ]
@@ -460,9 +440,7 @@ def test_what_a_turn_without_content_has_is_named_and_a_tool_may_return_anything
     row = {"messages": [user("Why?"), {"role": "assistant", "text": "Yes."}]}
     template = WRITES_ALL.replace("~ m.content ~", "~ (m.content if m.content is string else m.content | tojson) ~")
     results = [[{"name": "look", "value": 1}], [1, 2], {"more": None}]
-
     (error,) = run(ChatTokenizeFn(name, chat_template=LENIENT).open(), [row]).errors
-
     assert error.reason == "'messages'[1] has no 'content', and the template writes nothing of its 'text'"
     assert codes(name, template, *([*talk("a", "b"), {**RESULT, "content": each}] for each in results)) == []
 
@@ -481,9 +459,6 @@ def test_a_content_part_that_the_template_does_not_write_as_text_makes_a_bad_row
     assert codes(name, template, CHAT, *[talk([unread], "a")] * 4) == [(number, "AD131") for number in range(1, 5)]
 
 
-# From characters to tokens
-
-
 def word_with_a_border(name: str) -> tuple[str, str]:
     """A text in two halves; one token lies across, and the last one is the word behind it."""
     text = "return value"
@@ -498,11 +473,9 @@ def word_with_a_border(name: str) -> tuple[str, str]:
 def test_a_token_of_a_word_of_both_sides_is_not_trained_and_is_counted(name, jsonl_file):
     fn = ChatTokenizeFn(name, chat_template=CUTS_WORDS)
     rows = [{"messages": talk(*word_with_a_border(name))}, {"messages": talk("return", " value")}]
-
     with DataLoader(str(jsonl_file(rows)), tokenize_fn=fn, shuffle=False, num_workers=0, epochs=1) as loader:
         samples = loader.get_next_batch(2)
         noted = loader.statistics().noted_total
-
     ids = [each.tokens[each.labels != -100].tolist() for each in samples]
     texts = [tokenizer_of(fn).decode(each, skip_special_tokens=False) for each in ids]
     assert (texts, noted) == ([f" value{END}", f" value{END}"], {"straddling_token": 1})
@@ -526,9 +499,7 @@ def test_a_space_that_a_post_processor_hides_belongs_to_its_token(small_tokenize
     post_processor = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     folder = variant(small_tokenizer, tmp_path / "trimming", post_processor=post_processor)
     template = ENDS_IN_A_WORD.replace("alue", "value")
-
     chunk = run(ChatTokenizeFn(folder, chat_template=template).open(), [{"messages": talk("a", " b ")}])
-
     # The space is the assistant's, and "value" is not, so that the token of " value" straddles the border.
     assert trained_texts(chunk, tokenizer_of(ChatTokenizeFn(folder))) == [[" b"]]
     assert notes(chunk)["straddling_token"] == [0]
@@ -540,7 +511,6 @@ def test_a_stop_token_that_absorbs_the_white_space_beside_it_is_trained(small_to
     folder = variant(
         small_tokenizer, tmp_path / "stripping", added_tokens=stripping, config={"added_tokens_decoder": {}}
     )
-
     for last in ("Nothing.", "Rien, é."):
         texts = trained(ChatTokenizeFn(folder), {"messages": [*CHAT[:-1], assistant(last)]})
         assert texts == [f"Because.{END}", f"{last}{END}"]
@@ -549,9 +519,7 @@ def test_a_stop_token_that_absorbs_the_white_space_beside_it_is_trained(small_to
 def test_text_that_is_normalized_is_trained_whole(small_tokenizer, tmp_path):
     folder = variant(small_tokenizer, tmp_path / "nfc", normalizer={"type": "NFC"})
     answer = "e\u0301 caf\u00e9 e\u0301"
-
     texts = trained(ChatTokenizeFn(folder), {"messages": talk("e\u0301", answer, "e\u0301")})
-
     assert texts == [unicodedata.normalize("NFC", answer) + END]
 
 
@@ -583,9 +551,7 @@ def metaspace(tmp_path_factory):
 def test_the_first_word_of_a_reply_is_trained_where_its_token_begins_with_the_space_before_it(metaspace):
     fn = ChatTokenizeFn(metaspace)
     chats = [talk("why", reply, "no", reply[::-1]) for reply in REPLIES]
-
     chunk = run(fn.open(), [{"messages": chat} for chat in chats])
-
     assert notes(chunk) == {}
     for number, (chat, reply) in enumerate(zip(chats, REPLIES, strict=True)):
         theirs = their_mask(metaspace, chat)
@@ -596,16 +562,11 @@ def test_the_first_word_of_a_reply_is_trained_where_its_token_begins_with_the_sp
 
 def test_the_answers_of_a_pair_begin_with_the_token_that_has_the_space_before_them(metaspace):
     fn = PreferenceTokenizeFn(metaspace)
-
     chunk = run(fn.open(), [{"prompt": "the sky is ", "chosen": "blue here", "rejected": "nothing"}])
-
     (extra,) = values(chunk, "extra")
     ((start, _),) = extra["rejected_spans"]
     assert trained_texts(chunk, tokenizer_of(fn)) == [[" blue here</s>"]]
     assert tokenizer_of(fn).decode(extra["rejected_input_ids"][start:]) == " nothing"
-
-
-# Against transformers
 
 
 @pytest.fixture
@@ -627,10 +588,8 @@ def test_a_span_ends_with_its_block_where_that_of_transformers_runs_to_the_end(w
         "{% endgeneration %}{% else %}U: {{ m.content }}\n{% endif %}{% endfor %}"
     )
     chat = talk("why", "so", "how", "thus", "when")
-
     theirs = their_mask(word_tokenizer, chat, template=template)
     ours = run(ChatTokenizeFn(word_tokenizer, chat_template=template).open(), [{"messages": chat}])
-
     assert token_ids(ours) == [theirs["input_ids"]]
     assert trained_texts(ours, tokenizer_of(ChatTokenizeFn(word_tokenizer))) == [["so", "thus"]]
     assert sum(mask_of(ours)) == 2
@@ -648,9 +607,7 @@ def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data, tokeniz
     marked = (test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja").read_text()
     fn = ChatTokenizeFn(str(folder), chat_template=marked if template == "generation" else None)
     lines = rows_of(test_data / "chat_sft" / "chat_sft.jsonl")
-
     chunk = run(fn.open(), lines)
-
     assert (chunk.num_samples, drops(chunk), faults(chunk)) == (912, {}, [])
     for row, texts in zip(map(json.loads, lines), trained_texts(chunk, tokenizer_of(fn)), strict=True):
         wanted = [said(message) for message in row["messages"] if message["role"] == "assistant"]

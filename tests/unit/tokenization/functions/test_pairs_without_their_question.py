@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from asyncdata import DataLoader, PreferenceTokenizeFn
+from asyncdata import PreferenceTokenizeFn
 from asyncdata.errors import BadRowError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.unit.tokenization.trained import delivered as samples
 
 BARE = {"chosen": "The Black Sea.", "rejected": "The Red Sea."}
 ASKS = "Which sea lies north of Turkey?"
@@ -20,20 +18,11 @@ CHATS: dict[str, Any] = {key: [{"role": "assistant", "content": text}] for key, 
 WHOLE = {key: f"\n\nHuman: {ASKS}\n\nAssistant: {text}" for key, text in BARE.items()}
 
 
-def samples(folder: Path, fn: Any, *rows: dict[str, Any]) -> list[Any]:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with DataLoader(str(path), tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1, batch_size=1) as loader:
-        return [sample for batch in loader for sample in batch]
-
-
 @pytest.mark.parametrize("name", ["pairs_question", "pairs_instruction"])
 def test_pairs_of_others_name_the_key_of_their_question(tmp_path, small_tokenizer, test_data, name):
     lines = (test_data / "rows" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-
     with pytest.raises(BadRowError, match="AD110") as caught:
         samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), *map(json.loads, lines))
-
     assert f"'{name.removeprefix('pairs_')}'" in str(caught.value)
     assert "set prompt_key" in str(caught.value)
 
@@ -55,10 +44,8 @@ def test_two_answers_are_not_trained_without_their_question(tmp_path, small_toke
     row = {**more, **answers}
     if more.get("prompt") and answers is CHATS:
         row["prompt"] = [{"role": "user", "content": ASKS}]
-
     with pytest.raises(BadRowError, match="AD110") as caught:
         samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), {**answers}, row)
-
     assert reason in str(caught.value)
 
 
@@ -84,10 +71,8 @@ def test_pairs_that_have_their_question_are_read(tmp_path, small_tokenizer, sett
 def test_a_prompt_that_both_answers_begin_with_names_the_setting(tmp_path, small_tokenizer):
     """As UltraFeedback and the preferences of Tulu 3 have it: the prompt is text, and both answers are whole chats."""
     row: dict[str, Any] = {key: [{"role": "user", "content": ASKS}, *chat] for key, chat in CHATS.items()}
-
     with pytest.raises(BadRowError, match="set prompt_key=None"):
         samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), {"prompt": ASKS, **row})
-
     (found,) = samples(tmp_path, PreferenceTokenizeFn(small_tokenizer, prompt_key=None), {"prompt": ASKS, **row})
     (same,) = samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), row)
     assert (found.tokens.tolist(), found.extra) == (same.tokens.tolist(), same.extra)

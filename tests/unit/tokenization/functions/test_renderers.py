@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from asyncdata import DataLoader, RendererTokenizeFn, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
-from asyncdata.tokenization.functions.rendered import made_by_renderers
+from asyncdata.tokenization.functions.chat import made_by_renderers
 from tests.support.renderers import END
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.unit.tokenization.trained import delivered
 
 OURS = "tests.support.renderers:characters"
 CHAT = [
@@ -27,14 +25,6 @@ CHAT = [
 ]
 ROW = {"messages": CHAT, "tools": [{"name": "sum"}], "metadata": {"n": 1}, "answer": "B"}
 HI, A, ASKED, B = [2, 72, 105, END], [65, END], [2, 63, END], [66, END]
-
-
-def delivered(folder: Path, fn: RendererTokenizeFn, *rows: dict[str, Any], **knobs: Any) -> list[Any]:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings: dict[str, Any] = {"num_workers": 1, "shuffle": False, "epochs": 1, "batch_size": 1}
-    with DataLoader(str(path), tokenize_fn=fn, **settings | knobs) as loader:
-        return [sample for batch in loader for sample in batch]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +38,8 @@ def delivered(folder: Path, fn: RendererTokenizeFn, *rows: dict[str, Any], **kno
 )
 def test_what_the_renderer_generates_is_trained_as_far_as_the_row_is(tmp_path, small_tokenizer, more, trained):
     row = ROW | {"messages": [*CHAT[:3], CHAT[3] | {"loss": False}]}
-    (sample,) = delivered(tmp_path, RendererTokenizeFn(small_tokenizer, build=OURS, **more), row)
-
+    fn = RendererTokenizeFn(small_tokenizer, build=OURS, **more)
+    (sample,) = delivered(tmp_path, fn, row, num_workers=int("arguments" in more))
     labels = sample.labels.tolist()
     assert [label for label in labels if label != -100] == trained
     assert all(label in (token, -100) for token, label in zip(sample.tokens.tolist(), labels, strict=True))
@@ -62,7 +52,6 @@ def test_a_prompt_is_what_the_training_of_its_rollout_begins_with(tmp_path, smal
     fn = RendererTokenizeFn(small_tokenizer, build=OURS, label_key="answer", train_on="none")
     (prompt,) = delivered(tmp_path, fn, ROW | {"messages": CHAT[:3]})
     (whole,) = delivered(tmp_path, RendererTokenizeFn(small_tokenizer, build=OURS), ROW)
-
     assert [*prompt.tokens.tolist(), *B] == whole.tokens.tolist()
     assert (prompt.prompt, prompt.label, prompt.labels) == (CHAT[:3], "B", None)
     assert prompt.metadata == {"n": 1, "tools": ROW["tools"]}
@@ -73,7 +62,6 @@ def test_a_prompt_is_what_the_training_of_its_rollout_begins_with(tmp_path, smal
 def test_an_end_that_only_a_next_message_would_give_is_added_and_trained(tmp_path, small_tokenizer):
     fn = RendererTokenizeFn(small_tokenizer, build=OURS, arguments={"ends": False})
     (sample,) = delivered(tmp_path, fn, ROW)
-
     assert sample.labels.tolist()[-2:] == B
 
 
@@ -137,9 +125,6 @@ def test_without_the_package_the_error_names_it(small_tokenizer, monkeypatch):
         RendererTokenizeFn(small_tokenizer).resolve()
 
 
-# The package renderers
-
-
 SPECIAL = ("think", "/think", "tool_call", "/tool_call", "tool_response", "/tool_response")
 
 
@@ -180,7 +165,6 @@ def test_a_rollout_of_two_turns_by_the_package_has_the_ids_that_are_trained(tmp_
     (whole,) = delivered(tmp_path, RendererTokenizeFn(fn.tokenizer, arguments=arguments), {"messages": CHAT})
     prompt, ids = first.tokens.tolist(), whole.tokens.tolist()
     assert ids[: len(prompt)] == prompt
-
     answer = ids[len(prompt) : ids.index(made.get_stop_token_ids()[0], len(prompt)) + 1]
     assert whole.labels.tolist()[len(prompt) :][: len(answer)] == answer
     bridged = made.bridge_to_next_turn(prompt, answer, CHAT[2:3]).token_ids
@@ -195,4 +179,4 @@ def test_a_configuration_that_the_package_does_not_have_is_an_error(tmp_path, qw
     ):
         fn = RendererTokenizeFn(qwen3[1].tokenizer, arguments=arguments)
         with pytest.raises(WorkerError, match=words):
-            delivered(tmp_path, fn, ROW, num_workers=0)
+            delivered(tmp_path, fn, ROW)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn
+from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn
 from asyncdata.errors import BadRowError
+from tests.unit.tokenization.trained import delivered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,22 +24,15 @@ ASKED = [{"role": "user", "content": "What is it?"}]
 CHAT = {"messages": ASKED + ANSWERS["chosen"]}
 PAIR = {"prompt": ASKED, **ANSWERS}
 VARIABLES: list[Any] = [
-    {"enable_thinking": True},
-    {"enable_thinking": False},
+    {"enable_thinking": True}, {"enable_thinking": False},
     {"enable_thinking": True, "custom_instructions": "Be a pirate.", "python_tools": None},
-    {"custom_instructions": 'Say "ä".'},
-    {},
-    None,
-]
+    {"custom_instructions": 'Say "ä".'}, {}, None,
+]  # fmt: skip
 KINDS = pytest.mark.parametrize(("make", "row"), [(ChatTokenizeFn, CHAT), (PreferenceTokenizeFn, PAIR)])
 
 
-def samples(folder: Path, fn: Any, *rows: dict[str, Any], **knobs: Any) -> list[tuple[Any, ...]]:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    knobs = {"shuffle": False, "epochs": 1, "num_workers": 0, **knobs}
-    with DataLoader(str(path), tokenize_fn=fn, batch_size=1, **knobs) as loader:
-        found = [sample for batch in loader for sample in batch]
+def samples(folder: Path, fn: Any, *rows: dict[str, Any]) -> list[tuple[Any, ...]]:
+    found = delivered(folder, fn, *rows)
     return [(sample.tokens.tolist(), sample.labels.tolist(), sample.extra) for sample in found]
 
 
@@ -47,9 +41,7 @@ def test_a_row_with_variables_has_the_tokens_of_these_settings(tmp_path, small_t
     """Whatever rows stand beside it, also when the shape of its chat is known already; with tools as without."""
     rows = [{**row, "chat_template_kwargs": variables} for variables in VARIABLES for _ in range(3)]
     rows += [{**row, "tools": [{"name": "look"}], "chat_template_kwargs": VARIABLES[0]}]
-
     found = samples(tmp_path, make(small_tokenizer, chat_template=TEMPLATE), *rows)
-
     expected = []
     for variables in VARIABLES:
         fn = make(small_tokenizer, chat_template=TEMPLATE, chat_template_kwargs=variables or {})
@@ -63,9 +55,7 @@ def test_a_row_with_variables_has_the_tokens_of_these_settings(tmp_path, small_t
 def test_variables_may_be_json_text_and_another_value_says_nothing(tmp_path, small_tokenizer, make, row):
     fn, variables = make(small_tokenizer, chat_template=TEMPLATE), {"enable_thinking": True}
     as_text, *others = [{**row, "chat_template_kwargs": each} for each in (json.dumps(variables), "a", [1], 7)]
-
     found = samples(tmp_path, fn, as_text, *others)
-
     assert found == samples(tmp_path, fn, {**row, "chat_template_kwargs": variables}, row, row, row)
 
 
@@ -73,9 +63,7 @@ def test_variables_may_be_json_text_and_another_value_says_nothing(tmp_path, sma
 def test_what_a_row_says_comes_before_the_setting(tmp_path, small_tokenizer, make, row):
     fn = make(small_tokenizer, chat_template=TEMPLATE, chat_template_kwargs={"enable_thinking": True})
     says_no = {**row, "chat_template_kwargs": {"enable_thinking": False}}
-
     thinks, does_not = samples(tmp_path, fn, row, says_no)
-
     assert thinks != does_not
     assert [does_not] == samples(tmp_path, make(small_tokenizer, chat_template=TEMPLATE), row)
 
@@ -90,17 +78,13 @@ def test_what_a_row_says_comes_before_the_setting(tmp_path, small_tokenizer, mak
 )
 def test_a_name_that_is_no_variable_is_a_bad_row(tmp_path, small_tokenizer, make, row, variables, reason):
     fn = make(small_tokenizer, chat_template=TEMPLATE)
-
     with pytest.raises(BadRowError, match="AD111") as caught:
         samples(tmp_path, fn, row, {**row, "chat_template_kwargs": variables})
-
     assert reason in str(caught.value)
     assert caught.value.line == 2
 
 
 def test_a_text_that_no_template_renders_needs_none(tmp_path, small_tokenizer):
     row = {"prompt": "a", "completion": " b"}
-
     (found,) = samples(tmp_path, ChatTokenizeFn(small_tokenizer), {**row, "chat_template_kwargs": {"a": 1}})
-
     assert [found] == samples(tmp_path, ChatTokenizeFn(small_tokenizer), row)

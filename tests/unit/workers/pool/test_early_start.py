@@ -13,7 +13,7 @@ import pytest
 
 from asyncdata import DataLoader
 from asyncdata.errors import ConfigError, SourceError, WorkerError
-from asyncdata.workers.pool import popen
+from asyncdata.workers import popen
 from tests.support.executors import NEVER_S
 from tests.support.faults import until
 from tests.support.inner import change
@@ -49,7 +49,6 @@ def test_the_tokenize_function_is_loaded_before_the_first_call_and_only_once(pat
     with loader:
         assert ids(loader.get_next_batch(20)) == list(range(20))
         assert psutil.Process().children() == [server]
-
     assert len(list(starts.iterdir())) == 1
     assert not server.is_running()
 
@@ -59,7 +58,6 @@ def test_the_tokenize_function_is_loaded_before_the_first_call_and_only_once(pat
 def test_a_loader_that_never_starts_leaves_no_process_and_no_thread(path, progress, num_threads, is_closed):
     loader = DataLoader(path, tokenize_fn=row_id, num_workers=2, progress=progress)
     assert len(own_threads()) == num_threads
-
     if is_closed:
         loader.close()
         loader.close()
@@ -80,7 +78,6 @@ def test_a_loader_that_never_starts_leaves_no_process_and_no_thread(path, progre
 def test_a_constructor_that_fails_leaves_no_process_and_no_thread(path, source, function, knobs, error):
     with pytest.raises(error):
         DataLoader(path.parent / source, tokenize_fn=function, num_workers=2, **knobs)
-
     assert_nothing_is_left()
 
 
@@ -98,13 +95,6 @@ def test_a_loader_survives_its_thread_and_a_fork_server_that_dies_before_the_fir
     with made[0] as loader:
         assert ids(loader.get_next_batch(50)) == list(range(50))
         assert loader.statistics().worker_restarts_total == is_killed
-
-
-def test_slow_modules_are_imported_after_the_fork_server_has_started():
-    heavy = "{'numpy', 'structlog', 'tokenizers', 'asyncio', 'jinja2'}"
-    code = f"import sys; from asyncdata import DataLoader, PromptTokenizeFn; assert not {heavy} & set(sys.modules)"
-
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_function_that_fails_to_open_is_an_error_at_every_call(path, tmp_path):
@@ -162,7 +152,6 @@ def test_what_a_program_did_before_or_the_lack_of_a_standard_descriptor_does_not
     code = PROGRAM.format(meddle=meddle, path=str(path), fn=ROW_ID, out=str(out), kills=bool(closed))
     shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
     done = subprocess.run(shell, capture_output=True, timeout=NEVER_S, check=True)
-
     assert out.read_text().startswith(told)
     assert "ulimit" not in out.read_text()
     assert closed or not done.stderr
@@ -191,7 +180,6 @@ def test_a_fork_server_that_does_not_read_its_message_is_killed(monkeypatch):
     (child,) = psutil.Process().children()
     child.suspend()
     server.tell(Opening("x" * 4_000_000))
-
     assert server.take() is None
     assert not child.is_running()
     server.close()

@@ -9,11 +9,9 @@ import sys
 
 import anyio
 import anyio.to_thread
-import psutil
 import pytest
 import structlog
 
-from asyncdata import PromptTokenizeFn
 from asyncdata.errors import WorkerError
 from tests.support import worker_fns
 from tests.support.executors import NEVER_S, ids_of, tokenized, until, value_of
@@ -27,28 +25,6 @@ from tests.support.pools import events_of, pids, pool, process_pool, said
 pytestmark = pytest.mark.asyncio
 
 HEAVY = {"datasets", "jinja2", "numpy", "pyarrow", "pytest", "structlog", "torch", "transformers", "anyio", "asyncio"}
-
-
-@pytest.mark.thorough
-async def test_idle_work_runs_when_a_worker_has_no_request(rows, tmp_path):
-    mark = tmp_path / "mark"
-    path = rows(20, dict.fromkeys(range(20), {"mark": str(mark)}))
-    async with pool(path, worker_fns.leaves_work) as (executor, client, window):
-        assert ids_of(await client.tokenized(window)) == list(range(20))
-        await until(mark.exists)
-        assert ids_of(await client.tokenized(window)) == list(range(20))
-        assert mark.read_text() == str(pids(executor)[0])
-
-
-@pytest.mark.thorough
-async def test_a_worker_with_a_tokenizer_imports_no_heavy_module(jsonl_file, small_tokenizer):
-    fn = PromptTokenizeFn(str(small_tokenizer), prompt_key="prompt")
-    async with pool(jsonl_file([{"prompt": "hello"}]), fn.resolve()) as (executor, client, window):
-        await client.tokenized(window)
-        libraries = {os.path.basename(path.path) for path in psutil.Process(pids(executor)[0]).memory_maps()}
-
-    assert any(name.startswith("tokenizers") for name in libraries)
-    assert not [name for name in libraries if name.startswith(("_multiarray", "libtorch", "libarrow"))]
 
 
 async def test_a_worker_has_the_modules_the_environment_and_the_parents_that_are_documented(rows, monkeypatch):
@@ -78,7 +54,6 @@ async def test_the_output_of_a_worker_goes_to_the_log(rows):
             await client.tokenized(window)
             (pid,) = pids(executor)
             await until(lambda: "hello from row 0" in said(events))
-
     assert "a warning" in said(events)
     first = events_of(events, "worker.output")[0]
     assert (first["worker"], first["pid"], first["log_level"]) == (0, pid, "info")
@@ -88,11 +63,7 @@ async def test_the_output_of_a_worker_goes_to_the_log(rows):
 async def test_much_output_does_not_block_a_worker_and_does_not_fill_the_log(rows):
     with structlog.testing.capture_logs() as events:
         assert ids_of(await tokenized(process_pool(1), rows(20), worker_fns.noisy)) == list(range(20))
-
     assert 4096 <= len(said(events)) <= 100 * 4096
-
-
-# Its connection
 
 
 CHANCE = random.Random(3)
@@ -110,7 +81,6 @@ def pair():
 async def test_an_impossible_length_is_refused_before_memory_is_allocated(pair):
     connection, worker = pair
     worker.sendall(HEADER.pack(MAX_FRAME_BYTES + 1, 7))
-
     with pytest.raises(WorkerError, match=r"announced a reply of \d+ bytes; it is out of step"):
         await connection.receive()
 
