@@ -15,7 +15,7 @@ PROBES = {
         "rendered_chats",
     ),
     "trainer": ("busy_trainer", "call_cost", "data_wait", "group_calls", "idle_trainer"),
-    "pictures": ("draw_inputs", "pictures", "plain_loop", "torch_loader", "trl_loader"),
+    "pictures": ("draw_inputs", "film_inputs", "pictures", "plain_loop", "torch_loader", "trl_loader"),
     "ranks": ("ranks",),
     "remote": ("many_objects", "remote_rate", "remote_wait", "streaming_rate", "streaming_wait"),
 }

@@ -50,6 +50,7 @@ FIGURES = {
     "S19": "speed:mixtures",
     "S20": "speed:recorded",
     "S22": "pictures:pictures",
+    "S27": "pictures:videos",
 }
 """What takes a figure: a function of a module of :mod:`tests.benchmarks.figures`."""
 LIBRARIES = ("tokenizers", "numpy", "msgspec", "anyio", "gigatoken", "fastokens")

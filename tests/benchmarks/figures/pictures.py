@@ -1,4 +1,7 @@
-"""S22: pictures, beside a plain loop of Pillow and the processor, and torch's loader, alone and with TRL's collator."""
+"""S22: pictures, beside a plain loop of Pillow and the processor, and torch's loader, alone and with TRL's collator.
+
+S27: videos, beside a plain loop of PyAV and the processor.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
     from tests.benchmarks.framework import Bench
 
 _LIMIT = 256 * 1024 * 1024
+_FRAMES = 20
+"""Of a video that the processor takes."""
 
 
 def pictures(bench: Bench) -> None:
@@ -47,3 +52,25 @@ def pictures(bench: Bench) -> None:
     (half,) = rounds(partial(ours, rows_per_s=rate), num_rounds=bench.num_long_rounds)
     share = [100 * one for one in half["waited_share"]]
     bench.report("S22", "data wait at half that rate, of step time", share, "%", at_most(0.1))
+
+
+def videos(bench: Bench) -> None:
+    """S27: 640 x 360, ten seconds, of which Qwen3-VL takes 20 frames; one a chat."""
+    lacking = [name for name in ("av", "torchvision", "transformers", "torch") if find_spec(name) is None]
+    if lacking:
+        bench.note("S27", "videos", f"needs {', '.join(lacking)}")
+        return
+
+    folder, num_rows = str(bench.folder / "videos"), 40 if bench.quick else 400
+    bench.probe("film_inputs", folder=folder, num_rows=8 if bench.quick else 32)
+    knobs = {"folder": folder, "num_rows": num_rows}
+    ours = partial(bench.probe, "pictures", max_media_bytes=4 * _LIMIT, **knobs)
+    alone = partial(bench.probe, "plain_loop", **knobs)
+    found, plain = rounds(ours, alone, num_rounds=bench.num_long_rounds)
+    frames = [_FRAMES * rate for rate in found["rows_per_s"]]
+    bench.report("S27", "frames of videos of 640 x 360, two workers", frames, "frames/s")
+    over = ratios(found["rows_per_s"], plain["rows_per_s"])
+    bench.report("S27", "over PyAV and the processor in two processes", over, "x", at_least(0.9))
+    bench.report("S27", "media that are held, over the limit", found["held_over_limit"], "x", at_most(1.2))
+    bench.report("S27", "growth of the trainer's process in the second half", found["growth_mb"], "MB")
+    bench.report("S27", "growth of the workers in the second half", found["workers_growth_mb"], "MB")

@@ -1,4 +1,4 @@
-"""Chats with a picture each: by the loader, by a plain loop in processes, and by torch's loader of workers."""
+"""Chats with a picture or a video each: by the loader, by a plain loop in processes, by torch's loader of workers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.benchmarks.clock import seconds
 
 _FAMILY, _BATCH = "qwen3_vl", 4
 _TEXT = "<|vision_start|><|image_pad|><|vision_end|>what is it?"
+_OF_VIDEOS = {"do_sample_frames": True, "fps": 2, "cap_pixels_per_frame": False}
+_OF_VIDEOS |= {"size": {"shortest_edge": 1 << 16, "longest_edge": 20 << 18}}
 _TWO_WORKERS: dict[str, Any] = {"batch_size": _BATCH, "num_workers": 2, "persistent_workers": True}
 
 
@@ -25,14 +27,29 @@ def draw_inputs(folder: str, num_rows: int, width: int = 800, height: int = 600)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     save_processor(place / "processor", _FAMILY, max_pixels=1 << 20)
+    paths = [draw(place / f"{number}.jpg", width + number % 64, height, number) for number in range(num_rows)]
+    return _written(place, [{"type": "image", "image": path} for path in paths])
+
+
+def film_inputs(folder: str, num_rows: int) -> dict[str, float]:
+    """The same with videos of 640 x 360, of ten seconds, of which the processor takes 20 frames."""
+    from tests.support.videos import film, save
+
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    save(place / "processor", _FAMILY, dict(_OF_VIDEOS))
+    about: dict[str, Any] = {"num_frames": 300, "size": (640, 360), "fps": 30, "keys": 30}
+    paths = [film(place, "a.mp4", seed=number, **about) for number in range(num_rows)]
+    return _written(place, [{"type": "video", "video": path} for path in paths])
+
+
+def _written(place: Path, media: list[dict[str, str]]) -> dict[str, float]:
     rows = []
-    for number in range(num_rows):
-        path = draw(place / f"{number}.jpg", width + number % 64, height, number)
-        content = [{"type": "image", "image": path}, {"type": "text", "text": "what is it?"}]
-        answer = {"role": "assistant", "content": "noise"}
-        rows.append(json.dumps({"messages": [{"role": "user", "content": content}, answer]}) + "\n")
+    for medium in media:
+        asks = {"role": "user", "content": [medium, {"type": "text", "text": "what is it?"}]}
+        rows.append(json.dumps({"messages": [asks, {"role": "assistant", "content": "noise"}]}) + "\n")
     (place / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
-    return {"rows": num_rows}
+    return {"rows": len(rows)}
 
 
 def _loader(folder: str, **knobs: Any) -> Any:
@@ -51,7 +68,7 @@ def pictures(folder: str, num_rows: int, max_media_bytes: int, rows_per_s: float
             next(batches)
             first_s = first_s if number else seconds()  # noqa: F821 - of the first turn
         time.sleep(3.0 if rows_per_s else 0.0)  # what is loaded ahead is there in the middle of a run
-        held, waited, sizes = [], 0.0, []
+        held, waited, sizes, of_workers = [], 0.0, [], []
         began = due = time.perf_counter()
         for _ in range(num_rows // _BATCH):
             asked = time.perf_counter()
@@ -59,6 +76,7 @@ def pictures(folder: str, num_rows: int, max_media_bytes: int, rows_per_s: float
             waited += time.perf_counter() - asked
             held.append(made.statistics().media_held_bytes)
             sizes.append(psutil.Process().memory_info().rss)
+            of_workers.append(sum(one.memory_info().rss for one in psutil.Process().children(recursive=True)))
             due += _BATCH / rows_per_s if rows_per_s else 0.0
             time.sleep(max(0.0, due - time.perf_counter()))
         passed = time.perf_counter() - began
@@ -68,32 +86,65 @@ def pictures(folder: str, num_rows: int, max_media_bytes: int, rows_per_s: float
         "waited_share": waited / passed,
         "first_batch_s": first_s,
         "held_over_limit": max(held) / max_media_bytes,
-        "growth_mb": (max(sizes[len(sizes) // 2 :]) - max(sizes[: len(sizes) // 2])) / 1e6,
+        "growth_mb": _growth(sizes),
+        "workers_growth_mb": _growth(of_workers),
     }
 
 
-def _processed(folder: str, paths: list[str], queue: Any) -> None:
+def _growth(sizes: list[int]) -> float:
+    """Of the second half over the first, in MB."""
+    return (max(sizes[len(sizes) // 2 :]) - max(sizes[: len(sizes) // 2])) / 1e6
+
+
+def _process_picture(path: str) -> None:
     from PIL import Image, ImageOps
 
     from tests.support.pictures import processor_of
 
-    processor = processor_of(_FAMILY, max_pixels=1 << 20)
+    with Image.open(path) as image:
+        picture = ImageOps.exif_transpose(image).convert("RGB")
+    processor_of(_FAMILY, max_pixels=1 << 20)(text=[_TEXT], images=[[picture]], return_tensors="np")
+
+
+def _process_video(path: str) -> None:
+    """Only the frames that the processor samples become arrays."""
+    import av
+    import numpy as np
+    import torch
+
+    from tests.support.videos import metadata_of, processor_of
+
+    processor = processor_of(_FAMILY, json.dumps(_OF_VIDEOS))
+    torch.set_num_threads(1)  # as workers have it
+    with av.open(path) as box:
+        (stream,) = box.streams.video
+        stream.codec_context.thread_count = 1
+        shape = (stream.frames, 3, stream.height, stream.width)
+        about = metadata_of(torch.empty(shape, dtype=torch.uint8, device="meta"), float(stream.average_rate))
+        about.frames_indices = processor.video_processor.sample_frames(about)
+        wanted = {*about.frames_indices.tolist()}
+        frames = [frame.to_ndarray(format="rgb24") for at, frame in enumerate(box.decode(stream)) if at in wanted]
+    video = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
+    text = [_TEXT.replace("image", "video")]
+    processor(text=text, videos=[video], video_metadata=[about], do_sample_frames=False, return_tensors="pt")
+
+
+def _processed(paths: list[str], queue: Any) -> None:
+    process = _process_video if paths[0].endswith(".mp4") else _process_picture
     for number, path in enumerate([paths[0], *paths]):
         if number == 1:
             queue.put(time.perf_counter())
-        with Image.open(path) as image:
-            picture = ImageOps.exif_transpose(image).convert("RGB")
-        processor(text=[_TEXT], images=[[picture]], return_tensors="np")
+        process(path)
     queue.put(time.perf_counter())
 
 
 def plain_loop(folder: str, num_rows: int) -> dict[str, float]:
-    """The same pictures by Pillow and the processor, in two processes that deliver nothing."""
-    paths = sorted(str(path) for path in Path(folder).glob("*.jpg"))
+    """The same media by Pillow or PyAV, and the processor, in two processes that deliver nothing."""
+    paths = sorted(str(path) for path in Path(folder).iterdir() if path.suffix in (".jpg", ".mp4"))
     paths = list(itertools.islice(itertools.cycle(paths), num_rows))
     queue: Any = multiprocessing.get_context("spawn").Queue()
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_processed, args=(folder, paths[each::2], queue)) for each in range(2)]
+    workers = [context.Process(target=_processed, args=(paths[each::2], queue)) for each in range(2)]
     for worker in workers:
         worker.start()
     times = sorted(queue.get() for _ in range(4))

@@ -37,7 +37,7 @@ _ZERO = 15
 
 PACKS = {"packs of videos": False, "planned packs of videos": True}
 """The kinds of data that are delivered in packs, and whether these are planned."""
-NUM_PACKS = 60
+NUM_PACKS = 16
 """Of them so many are delivered: nearly two epochs."""
 
 
@@ -149,7 +149,7 @@ def stream(
     source, function = source_of(kind, paths), _function_of(kind, paths)
     knobs = {"shuffle": SHUFFLE, **knobs}
     if kind in PACKS:
-        knobs |= {"shuffle": "full", "packing": SoftPacking(max_length=400), "plan_packs": PACKS[kind]}
+        knobs |= {"shuffle": "full", "packing": SoftPacking(max_length=200), "plan_packs": PACKS[kind]}
         knobs |= {"batch_size": 1, "epochs": None, "cache": {"folder": ""}}
     with DataLoader(source, tokenize_fn=function, timeout_s=240, **knobs) as loader:
         if os.path.exists(snapshot):
