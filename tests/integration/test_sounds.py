@@ -293,6 +293,8 @@ def test_features_count_whole_with_their_padding(tmp_path, folders, family):
         (sample,) = loader.get_next_batch(1)
         num_bytes = sum(sample.columns[name].nbytes for name in HEAVY if name in sample.columns)
         assert loader.statistics().media_bytes_total == num_bytes
+    num_decoded = 3 * 4 * round((0.2 + 1.5) * RATE)  # of one channel, of the mean, at the rate
+    assert sample.columns.media.num_media == num_bytes + num_decoded, "what is reserved has them, too"
     if family.startswith("qwen"):
         assert num_bytes == 2 * (3000 if family == "qwen2_audio" else 6000) * (128 * 4 + 4)
 

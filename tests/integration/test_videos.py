@@ -3,6 +3,7 @@
 import base64
 import json
 import random
+import re
 import shutil
 import sys
 from functools import partial
@@ -128,9 +129,15 @@ def check_rows(tmp_path, family, number, seed):
     return len(samples)
 
 
-@pytest.mark.parametrize(
-    ("number", "seed"), [(4, 1), *(pytest.param(11, seed, marks=pytest.mark.thorough) for seed in range(2, 6))]
-)
+OF_SEEDS = [
+    (4, 1),
+    *(pytest.param(11, seed, marks=pytest.mark.thorough) for seed in range(2, 6)),
+    *(pytest.param(11, seed, marks=[pytest.mark.thorough, pytest.mark.slow]) for seed in range(6, 48)),
+]
+"""How many rows, and of which seed."""
+
+
+@pytest.mark.parametrize(("number", "seed"), OF_SEEDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_samples_of_many_kinds_of_videos_are_what_the_processor_makes_of_all_frames(tmp_path, family, number, seed):
     assert check_rows(tmp_path, family, number, seed) or seed > 1
@@ -171,6 +178,25 @@ def test_frames_may_be_pictures_of_a_list_or_a_folder_and_all_are_taken(tmp_path
     text = processor_of("qwen3_vl", "{}").tokenizer.decode
     assert "<0.1 seconds>" in text(timed.tokens)
     assert "<0.2 seconds>" in text(slower.tokens), "two frames a second"
+
+
+def test_frames_may_say_their_times_as_xtuner_has_them(tmp_path, folders):
+    paths = [draw(tmp_path / f"{number}.png", 64, 48, number) for number in range(5)]
+    at = [0.5, 1, 4, 6.5, 60]
+    of_xtuner = {"url": paths, "image_wh": [64, 48], "processed_fps": 4, "frames_timestamp": at}
+    rows = [asks(video(of_xtuner, "video_url")), asks(video(paths, frames_timestamp=at)), asks(video(paths))]
+    *timed, plain = loaded(tmp_path, folders["qwen3_vl"], *rows)
+    said = processor_of("qwen3_vl", "{}").tokenizer.decode
+    for sample in timed:
+        assert re.findall(r"<([0-9.]+) seconds>", said(sample.tokens)) == ["0.8", "5.2", "60.0"], "means of two"
+        assert np.array_equal(sample.columns["pixel_values_videos"], plain.columns["pixel_values_videos"])
+    for family, wrong, message in [
+        ("qwen3_vl", at[1:], "need a number for each of 5"),
+        ("qwen3_vl", [*at[1:], "1"], "need a number for each of 5"),
+        ("qwen2_5_vl", at, "its model takes no times of frames: leave it out"),
+    ]:
+        with pytest.raises(BadRowError, match=f"AD457.*video 1 of the chat has 'frames_timestamp', .*{message}"):
+            loaded(tmp_path, folders[family], asks(video(paths, frames_timestamp=wrong)))
 
 
 def test_settings_of_the_video_processor_may_be_the_users(tmp_path, folders):
@@ -255,7 +281,11 @@ def test_what_is_not_read_of_a_video_is_refused_by_name(tmp_path, folders):
     path = film(tmp_path, "a.mp4")
     for row, settings, message in [
         (asks(video(path, fps=2)), {}, "AD457.*'fps', which is not read"),
-        (asks(video({"url": path, "frames_timestamp": [0.1]}, "video_url")), {}, "AD457.*'frames_timestamp'"),
+        (
+            asks(video({"url": path, "frames_timestamp": [0.1]}, "video_url")),
+            {},
+            "AD457.*'frames_timestamp', .*only",
+        ),
         (asks(video(path)), {"max_frames": 2}, "AD457.*6 frames to load, more than max_frames=2"),
         (asks(video(path)), {"max_pixels": 1000}, "AD457.*96 x 64 pixels"),
         (asks({"type": "text", "text": "<video>"}) | {"videos": [path, path]}, {}, "AD114.*2 videos.*places for 1"),

@@ -42,7 +42,10 @@ MOVED = ("errors", "filters", "xtuner")
 FIRST_SCREEN_LINES = 40
 CODE_COLUMNS = 80
 
-NEEDED = {"docs/how-to/train-with-torch.md": "torch"}
+NEEDED = {
+    "docs/how-to/train-with-torch.md": ["torch"],
+    "docs/tutorial/run-over-videos.md": ["av", "torchvision", "transformers"],
+}
 """What a page's examples need beside the packages that every check is run with."""
 
 
@@ -114,8 +117,8 @@ WITH_EXAMPLES = [page for page in PAGES if {block.language for block in blocks_o
 @pytest.mark.thorough
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, folder):
-    if name_of(page) in NEEDED:
-        pytest.importorskip(NEEDED[name_of(page)])
+    for package in NEEDED.get(name_of(page), []):
+        pytest.importorskip(package)
     blocks = blocks_of(page)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block, following in itertools.zip_longest(blocks, blocks[1:]):

@@ -259,6 +259,18 @@ class Conversation:
         messages = [*self.messages[:number], message, *([] if last else self.messages[number + 1 :])]
         return self._rendered(messages, **({"add_generation_prompt": True} if asks else {}))
 
+    def after(self, number: int, mark: str, length: int, *, asks: bool = False) -> str | None:
+        """What the template writes after message ``number``, whose content is a mark, in a chat of ``length`` messages.
+
+        None if it rejects this chat, or writes the mark more or less than once.
+
+        :param asks: add the generation prompt for the next message.
+        """
+        marked = {**self.messages[number], "content": self._form(number, mark, keeps_form=True)}
+        messages = [*self.messages[:number], marked, *self.messages[number + 1 : length]]
+        pieces = (self._rendered(messages, add_generation_prompt=asks) or "").split(mark)
+        return pieces[1] if len(pieces) == 2 else None
+
     def _form(self, number: int, content: str, keeps_form: bool) -> Any:
         is_parts = keeps_form and isinstance(self.messages[number].get("content"), list)
         return [{"type": "text", "text": content}] if is_parts else content

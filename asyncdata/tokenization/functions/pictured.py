@@ -112,8 +112,7 @@ def _given(kind: str, fields: dict[str, Any], raw: Buffer) -> Any:
 
     :raises RowFault: AD115, if that is under two keys.
     """
-    names = [name for name in (f"{kind}s", kind) if fields.get(name) is not None]
-    found = [decode_value(fields[name], raw) for name in names]
+    found = [decode_value(fields[name], raw) for name in (f"{kind}s", kind) if fields.get(name) is not None]
     given = [value for value in found if not is_empty(value)]
     if len(given) > 1:
         way_out = f"ignore_keys=({kind!r},) leaves the second out"
@@ -153,9 +152,8 @@ class PicturedPrompts(_Pictured, PromptTokenizer):
             return found
 
         if places.media:
-            said = {f"{medium.kind}s": list[Any]() for medium in places.media}
-            for medium in places.media:
-                said[f"{medium.kind}s"].append(medium.value)
+            kinds = dict.fromkeys(medium.kind for medium in places.media)
+            said = {f"{kind}s": [medium.value for medium in places.media if medium.kind == kind] for kind in kinds}
             found = found._replace(columns={**found.columns, "extra": msgspec.json.encode(said)})
         return self.planned(found, places)
 
