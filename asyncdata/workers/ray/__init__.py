@@ -22,7 +22,7 @@ Bundle = Annotated[int, msgspec.Meta(ge=-1)]
 Amounts = Annotated[dict[str, float], msgspec.Meta(description="a dict of numbers")]
 Labels = Annotated[dict[str, str], msgspec.Meta(description="a dict of text")]
 Environment = Annotated[dict[str, Any], msgspec.Meta(description="a dict")]
-Group = Annotated[Any, msgspec.Meta(description="a placement group or None")]
+PlacementGroup = Annotated[Any, msgspec.Meta(description="a placement group or None")]
 
 
 class RayExecutor(Description, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class RayExecutor(Description, frozen=True, kw_only=True):
     num_cpus: Share = 1.0
     resources: Amounts | None = None
     label_selector: Labels | None = None
-    placement_group: Group = None
+    placement_group: PlacementGroup = None
     placement_group_bundle: Bundle = -1
     local_workers: AtLeast0 = 0
     runtime_env: Environment | None = None
