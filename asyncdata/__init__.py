@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.version import __version__
+from asyncdata.core import __version__
 
 if TYPE_CHECKING:
     from asyncdata import errors as errors
@@ -27,19 +27,17 @@ if TYPE_CHECKING:
     from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.arrow.huggingface import HuggingFaceSource
     from asyncdata.sources.arrow.parquet import ParquetSource
+    from asyncdata.sources.jsonl import JsonArraySource, JsonlSource
     from asyncdata.sources.stream import IterableSource
-    from asyncdata.sources.text.jsonl import JsonArraySource, JsonlSource
     from asyncdata.telemetry.settings import Telemetry
     from asyncdata.tokenization.base import TokenizeFn
-    from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+    from asyncdata.tokenization.functions.chat import ChatTokenizeFn, PreferenceTokenizeFn, RendererTokenizeFn
     from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
-    from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
     from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
-    from asyncdata.tokenization.functions.rendered import RendererTokenizeFn
     from asyncdata.tokenization.functions.text import TextTokenizeFn
     from asyncdata.tokenization.functions.untokenized import RowFn
     from asyncdata.tokenization.pictures.settings import Processor
-    from asyncdata.workers.ray.settings import RayExecutor
+    from asyncdata.workers.ray import RayExecutor
 
 __all__ = (
     "__version__",
@@ -111,18 +109,16 @@ _HOMES = {
     "sources.arrow.huggingface": "HuggingFaceSource",
     "sources.arrow.parquet": "ParquetSource",
     "sources.stream": "IterableSource",
-    "sources.text.jsonl": "JsonArraySource JsonlSource",
+    "sources.jsonl": "JsonArraySource JsonlSource",
     "telemetry.settings": "Telemetry",
     "tokenization.base": "TokenizeFn",
-    "tokenization.functions.chat": "ChatTokenizeFn",
+    "tokenization.functions.chat": "ChatTokenizeFn PreferenceTokenizeFn RendererTokenizeFn",
     "tokenization.functions.fixed_length": "FixedLengthTokenizeFn",
-    "tokenization.functions.preference": "PreferenceTokenizeFn",
     "tokenization.functions.prompt": "PromptTokenizeFn",
-    "tokenization.functions.rendered": "RendererTokenizeFn",
     "tokenization.functions.text": "TextTokenizeFn",
     "tokenization.functions.untokenized": "RowFn",
     "tokenization.pictures.settings": "Processor",
-    "workers.ray.settings": "RayExecutor",
+    "workers.ray": "RayExecutor",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from asyncdata import __version__
 from asyncdata.telemetry import recorder
 from tests.support.figures import Figure, record, recorded, table
-from tests.support.loading import NEVER_S
+from tests.support.loading import NEVER_S, NUM_ROWS, write_rows
 
 # Set here, as the libraries look once, when they are imported. No test touches the network; a tokenizer has one thread.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -118,6 +118,18 @@ def jsonl_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A file of so many rows as the module of the test says."""
+    return write_rows(tmp_path / "rows.jsonl", getattr(request.module, "NUM_ROWS", NUM_ROWS))
+
+
+@pytest.fixture
+def rows(path: Path) -> Path:
+    """The same, where a test has several paths."""
+    return path
 
 
 @pytest.fixture(autouse=True)

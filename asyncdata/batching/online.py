@@ -29,7 +29,7 @@ from asyncdata.batching.packs import (
 )
 from asyncdata.batching.rules import Dealt, PackRules
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.core.types import Position, Sample
+from asyncdata.core.types import Position, Sample, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.packs import Counts, Pack, Piece
     from asyncdata.delivery.ledger import RestartPoint
 
-    Fresh = list[tuple[Place, Sample]]
+    Arrived = list[tuple[Place, int, Sample]]  # place in D, number of tokens
 
 _COUNT_LINES_S = 5.0
 """Longest time for which counting the lines of a file may delay an error."""
@@ -222,37 +222,35 @@ class OnlinePacks:
         :raises SnapshotError: if samples that waited before a restart do not come again.
         """
         now = progress._replace(point=point)
-        for _, some in groupby(zip(map(place_of, samples), samples, strict=True), _epoch_of):
+        for _, some in groupby(zip(*measured(samples), samples, strict=True), _epoch_of):
             if now.num_ready < until:
-                now = self._with_samples(now, until, *zip(*some, strict=True))
+                now = self._with_samples(now, until, list(some))
         is_ordered = now.start.window > progress.start.window
         return self._without_others(now) if is_ordered and self.rules.world_size > 1 else now
 
-    def _with_samples(
-        self, now: OnlineProgress, until: float, places: tuple[Place, ...], samples: tuple[Sample, ...]
-    ) -> OnlineProgress:
+    def _with_samples(self, now: OnlineProgress, until: float, arrived: Arrived) -> OnlineProgress:
         """The progress after samples of one epoch."""
-        if not self.rules.across_epochs and now.last is not None and now.last[0] < places[0][0]:
+        if not self.rules.across_epochs and now.last is not None and now.last[0] < arrived[0][0][0]:
             now = self._all_packed(now)
-        num_known = 0 if now.last is None else bisect_right(places, now.last)
+        num_known = 0 if now.last is None else bisect_right(arrived, now.last, key=_place_of)
         missing = now.missing.copy()
-        for place, sample in zip(places[:num_known], samples, strict=False):
+        for place, num_tokens, sample in arrived[:num_known]:
             if place in missing:
-                self._come_again(*missing.pop(place), sample)
+                self._come_again(*missing.pop(place), num_tokens, sample)
         num_kept = now.num_kept + len(now.missing) - len(missing)
         now = now._replace(missing=missing, num_kept=num_kept)
-        if num_known == len(samples):
+        if num_known == len(arrived):
             return now
 
         _require_all(now.missing)
-        fresh = list(zip(places, samples, strict=True))[num_known:]
+        fresh = arrived[num_known:]
         while fresh and now.num_made < until:
             now, fresh = self._with_fresh(now, fresh, until)
         return now
 
-    def _come_again(self, arrival: Arrival, stop: int, sample: Sample) -> None:
+    def _come_again(self, arrival: Arrival, stop: int, num_tokens: int, sample: Sample) -> None:
         """A sample that waited before a restart, and of which the last piece ended at ``stop``, is there again."""
-        packing, num_tokens = self.rules.packing, len(sample.tokens)
+        packing = self.rules.packing
         if num_tokens < stop or (not packing.cuts and min(num_tokens, packing.max_length) != stop):
             raise SnapshotError(
                 f"AD604 the sample at {Position(*arrival.place)} waited to be packed when the snapshot was taken, and "
@@ -261,15 +259,15 @@ class OnlinePacks:
 
         arrival.sample = sample
 
-    def _with_fresh(self, now: OnlineProgress, fresh: Fresh, until: float) -> tuple[OnlineProgress, Fresh]:
+    def _with_fresh(self, now: OnlineProgress, fresh: Arrived, until: float) -> tuple[OnlineProgress, Arrived]:
         """The progress after samples that fill a window, or make ``until`` packs ready; and the samples after them."""
         packer, number, num_kept = now.packer.copy(), 0, now.num_kept
         packs: list[Pack] = []
         window = self._window_size(now) or inf
         num_missing = until - now.num_made if self.rules.grouping is None else window - len(now.packs)
         while number < len(fresh) and len(packs) < num_missing:
-            place, sample = fresh[number]
-            length, number = len(sample.tokens), number + 1
+            place, length, sample = fresh[number]
+            number += 1
             try:
                 packs += packer.take_in([(length, Arrival(place, now.point, sample))])
             except ConfigError as error:
@@ -456,15 +454,12 @@ def _start_of(now: OnlineProgress, window: int, dealt: Dealt) -> WindowStart:
     return start if oldest is None else start._replace(point=oldest[0].point)
 
 
-def _epoch_of(item: tuple[Place, Sample]) -> int:
+def _epoch_of(item: tuple[Place, int, Sample]) -> int:
     return item[0][0]
 
 
-def place_of(sample: Sample) -> Place:
-    """The place of a sample of D."""
-    position = sample.position
-    assert position is not None, "a sample of D has a position"
-    return position.epoch, position.window, position.row
+def _place_of(item: tuple[Place, int, Sample]) -> Place:
+    return item[0]
 
 
 class _Places(msgspec.Struct):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from asyncdata.batching.packs import Counts, OfPacks, Packs, Positive
-from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.identity import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

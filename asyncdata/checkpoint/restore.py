@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 
-from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotMismatchError, get_logger
 from asyncdata.core.settings import prepared
 from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import StreamDigest
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from asyncdata.checkpoint.snapshot import Snapshot
-    from asyncdata.core.file_refs import FileRefs
+    from asyncdata.core.identity import FileRefs
     from asyncdata.delivery.rollouts import Rollouts
 
 

@@ -10,8 +10,7 @@ import msgspec
 
 from asyncdata.checkpoint.restore import check
 from asyncdata.checkpoint.snapshot import Snapshot, StreamState
-from asyncdata.core.errors import SnapshotError, SnapshotMismatchError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import SnapshotError, SnapshotMismatchError, get_logger
 from asyncdata.core.types import Position
 from asyncdata.delivery.mixture import MixtureState, PartCursor, end_code, end_of
 from asyncdata.delivery.outcomes.memory import OutcomeState

@@ -19,9 +19,8 @@ import msgspec
 from asyncdata.core.checksummed_file import MAX_FILE_BYTES, Header, pack, unpack, unpack_file
 from asyncdata.core.errors import ConfigError, SnapshotError, SnapshotVersionError, SourceError
 from asyncdata.core.files import remove_left_over, replace_file, sync_folder
-from asyncdata.core.imports import resolve_path
-from asyncdata.core.settings import Count, Number, prepared
-from asyncdata.sources.remote.address import is_address, without_secrets
+from asyncdata.core.settings import Count, Number, prepared, resolve_path
+from asyncdata.sources.paths import is_address, without_secrets
 
 SCHEMA = 1
 _KEPT = 3

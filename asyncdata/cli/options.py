@@ -6,43 +6,34 @@ import json
 import os
 import sys
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import HardPacking, SoftPacking
 from asyncdata.batching.preset_packing import PresetPacking
 from asyncdata.batching.xtuner_packing import XTunerPacking
-from asyncdata.cli.arguments import BAD_ROWS, has_tokenize_fn
+from asyncdata.cli.main import BAD_ROWS, has_tokenize_fn
+from asyncdata.cli.output import Output
 from asyncdata.cli.rows import MixtureView, OrderView
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import RowError
+from asyncdata.core.settings import resolve_path
 from asyncdata.delivery.bad_rows import error_at
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import mix_of_file
 from asyncdata.order.shuffle import Shuffle
-from asyncdata.tokenization.base import TokenizeFn
-from asyncdata.tokenization.functions.chat import ChatTokenizeFn
+from asyncdata.tokenization.base import TokenizeFn, resolved
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn, PreferenceTokenizeFn
 from asyncdata.tokenization.functions.dialects import fitting
 from asyncdata.tokenization.functions.fixed_length import FixedLengthTokenizeFn
-from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
 from asyncdata.tokenization.functions.prompt import PromptTokenizeFn
 from asyncdata.tokenization.functions.text import TextTokenizeFn
-from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.tokenization.xtuner_function import XTunerTokenizeFn, is_of_xtuner
 
-if TYPE_CHECKING:
-    from types import SimpleNamespace
-
-    from asyncdata.cli.output import Output
-
 _ROWS_LOOKED_AT = 20
-_KEYS = {
-    "preference": {"chosen", "rejected"},
-    "babilong": {"input", "question", "target"},
-    "text": {"text"},
-}
+_KEYS = {"preference": {"chosen", "rejected"}, "babilong": {"input", "question", "target"}, "text": {"text"}}
 """The kind of rows -> the keys that they have. Chats are rows of a dialect."""
 
 _CLASSES: dict[str, Any] = {
@@ -200,14 +191,10 @@ def loader_of(args: SimpleNamespace, **knobs: Any) -> DataLoader[Any, Any]:
             value = getattr(args, name)
             given[knob] = {**given.get(knob, {}), setting: value} if setting else value
     tokenize_fn = knobs.pop("tokenize_fn", None) or _function_of(args)
-    return DataLoader(_source_of(args), tokenize_fn=tokenize_fn, **{**given, **knobs, **order_of(args)})
+    source = args.data if getattr(args, "mix", None) is None else mix_of_file(args.mix)
+    return DataLoader(source, tokenize_fn=tokenize_fn, **{**given, **knobs, **order_of(args)})
 
 
 def _function_of(args: SimpleNamespace) -> Any:
     """The tokenize function; of a mixture, for the parts without one, and None if it is not given."""
     return tokenize_fn_of(args) if has_tokenize_fn(args) or getattr(args, "mix", None) is None else None
-
-
-def _source_of(args: SimpleNamespace) -> Any:
-    """The files, or the mixture."""
-    return args.data if getattr(args, "mix", None) is None else mix_of_file(args.mix)

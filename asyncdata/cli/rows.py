@@ -10,10 +10,11 @@ import os
 import re
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
-from itertools import count, islice, takewhile
-from typing import TYPE_CHECKING, Any
+from itertools import chain, count, islice, takewhile
+from typing import Any, Self
 from uuid import uuid4
 
 import msgspec
@@ -30,19 +31,19 @@ from asyncdata.loader.mix import mix_of_file
 from asyncdata.loader.recognised_dialects import with_dialects
 from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle, Shuffle
+from asyncdata.sources.base import Blocks, Source
 from asyncdata.sources.resolve import described
-from asyncdata.tokenization.base import fingerprints_of, has_fingerprint, open_tokenize_fn
+from asyncdata.tokenization.base import (
+    BatchTokenizer,
+    TokenizeFn,
+    fingerprints_of,
+    has_fingerprint,
+    open_tokenize_fn,
+    resolved,
+)
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.untokenized import RowFn
-from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.rows import RowFault
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Self
-
-    from asyncdata.sources.base import Blocks, Source
-    from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn
 
 _FIRST = Position()
 _BATCH = 256
@@ -477,7 +478,7 @@ class MixtureView:
         with self.loader() as loader:
             for sample in delivered(loader, num_samples):
                 name, order = self._part_of(sample)
-                rows.setdefault(name, _all_rows(order))
+                rows.setdefault(name, chain.from_iterable(map(order.rows, map(Position, count()))))
                 yield from _until(sample, name, rows[name])
 
     def at(self, position: Position, num_workers: int | None = 0) -> InspectedRow:
@@ -510,12 +511,6 @@ class MixtureView:
     def _part_of(self, sample: Sample) -> tuple[str, OrderView]:
         assert sample.source_name is not None
         return sample.source_name, self._orders[sample.source_name]
-
-
-def _all_rows(order: OrderView) -> Iterator[InspectedRow]:
-    """The rows of a part, epoch after epoch."""
-    for epoch in count():
-        yield from order.rows(Position(epoch))
 
 
 def delivered(loader: DataLoader[Any, Any], num_samples: int | None = None) -> Iterator[Sample]:

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from asyncdata.cli.output import Piece, TokenTexts, without_texts
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.file_refs import line_number
+from asyncdata.core.identity import line_number
 from asyncdata.report.page import Run, ShownSample, ShownText
-from asyncdata.telemetry.records import MAX_VALUE, BadRowRecord
-from asyncdata.tokenization.chat_template.conversation import Conversation
-from asyncdata.tokenization.chat_template.texts import Texts
-from asyncdata.tokenization.functions.chat import ChatTokenizeFn
-from asyncdata.tokenization.functions.preference import PreferenceTokenizeFn
-from asyncdata.tokenization.functions.tokenizer_settings import compile_templates
+from asyncdata.telemetry.records import MAX_VALUE, BadRowRecord, DroppedRow, SampleRecord, TokenizerName
+from asyncdata.tokenization.chat_template.conversation import Conversation, Texts
+from asyncdata.tokenization.functions.chat import ChatTokenizeFn, PreferenceTokenizeFn
+from asyncdata.tokenization.functions.tokenizer_settings import Templates, compile_templates
 from asyncdata.tokenization.media import without_media
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import LIST_OF_OBJECTS, RowDecoder, decode_value
-from asyncdata.tokenization.token_text import TokenTexts, without_texts
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
@@ -34,10 +32,7 @@ if TYPE_CHECKING:
 
     from asyncdata.cli.rows import InspectedRow
     from asyncdata.core.types import Sample
-    from asyncdata.telemetry.records import DroppedRow, SampleRecord, TokenizerName
     from asyncdata.tokenization.functions.of_chat import OfChat
-    from asyncdata.tokenization.functions.tokenizer_settings import Templates
-    from asyncdata.tokenization.token_text import Piece
 
 _LONE_BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
 """Characters for the single bytes of a character that was cut in two."""

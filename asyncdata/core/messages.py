@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from asyncdata.core.file_refs import FileRefs
+from asyncdata.core.identity import FileRefs
 
 
 class TokenizeSpec(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class StoreSpec(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, cache=kept)
 
 
-LINES = ReaderSpec("asyncdata.sources.text.line_scanner:LineReader", tag="lines")
+LINES = ReaderSpec("asyncdata.sources.line_scanner:LineReader", tag="lines")
 """The reader of lines that end with a line feed."""
 
 REMOTE_LINES = ReaderSpec("asyncdata.sources.remote.line_reader:RemoteLineReader", tag="lines")

@@ -1,12 +1,15 @@
-"""What descriptions have in common: settings that are checked when they are given, and equal by value. And numbers as
-users give them: seconds that every clock can count, and whole numbers.
+"""What descriptions have in common: settings that are checked when they are given, and equal by value; numbers as users
+give them: seconds that every clock can count, and whole numbers; functions and classes by the text that names them:
+``package.module:name``, or a fixed tag; and missing packages.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import operator
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -35,6 +38,9 @@ opening_until: ContextVar[float] = ContextVar("asyncdata_opening_until", default
 """Until when, on the monotonic clock, a loader may be opened here: then, no store is asked again."""
 
 
+_ELSEWHERE = {"backend": "event_loop", "truncation": "overlong", "truncate": "overlong", "overlong": "truncate_packs"}
+"""Settings that have another name in other libraries, or in another class of this one."""
+
 _prepared: set[Any] = set()
 _preparing = threading.RLock()
 
@@ -61,7 +67,7 @@ def unknown_setting(
     import difflib  # not at a worker's start
 
     known = sorted(known)
-    meant = meant or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    meant = meant or next(iter(difflib.get_close_matches(_ELSEWHERE.get(name, name), known, n=1)), None)
     hint = f"did you mean {meant!r}? There" if meant else "there"
     return f"there is no {what} {name!r}{of and f' of {of}'}; {hint} are {', '.join(known)}"
 
@@ -194,3 +200,61 @@ def whole_number(value: Any) -> int:
         return operator.index(value)
     except TypeError:
         return -1
+
+
+# Functions and classes by name
+
+
+def from_clone(extra: str) -> str:
+    """How to install an extra of asyncdata, whose name on the package index is not ours yet."""
+    return f'pip install ".[{extra}]" in a clone of asyncdata'
+
+
+def missing_package(what: str, package: str, error: ImportError) -> ConfigError:
+    """The error for ``what``, which needs ``package``, which cannot be imported.
+
+    :param what: the feature, as the user knows it: ``attach``, ``Parquet``.
+    :param package: the name by which pip knows it.
+    :param error: what the import raised; a package may be there and broken, so its message is shown.
+    """
+    return ConfigError(f"{what} needs {package} ({error}): pip install {package}")
+
+
+def resolve_path(path: str) -> Any:
+    """What ``pkg.mod:attr`` names.
+
+    :raises ConfigError: if the text is not an import path, or cannot be imported.
+    """
+    module, _, name = path.partition(":")
+    if not name or not all(part.isidentifier() for part in (module + "." + name).split(".")):
+        raise ConfigError(f"AD420 {path!r} is no import path; write 'package.module:name'")
+
+    try:
+        value: Any = importlib.import_module(module)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"AD420 cannot import {path!r}: {error}; pass 'package.module:name'") from error
+
+    return value
+
+
+def is_loaded_instance(value: Any, path: str) -> bool:
+    """Whether ``value`` is an instance of the class ``pkg.mod:Class``, without importing its module.
+
+    Who has an instance has imported the module. So what only some runs need is not imported by those that only ask.
+    """
+    module, _, name = path.partition(":")
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def tag_of(value: Any) -> str:
+    """The name of a class, a function or a callable object in fingerprints and keys.
+
+    It is the class's or function's own attribute ``tag``, which stays when the code moves to another module; else the
+    import path. A subclass has no tag but its own: it may give other tokens.
+    """
+    owner = value if hasattr(value, "__qualname__") else type(value)
+    tag = getattr(owner, "__dict__", {}).get("tag")
+    return tag if isinstance(tag, str) and tag else f"{getattr(owner, '__module__', '')}:{owner.__qualname__}"

@@ -1,4 +1,5 @@
-"""Threads of the library: daemons, whose names begin with ``asyncdata``, and which may find no room.
+"""Callbacks that do nothing, and threads of the library: daemons, whose names begin with ``asyncdata``, and which may
+find no room.
 
 How a thread wakes an event loop without waiting for it, which is the one thing that anyio has no name for; and what is
 done when a process ends. A child that ``multiprocessing`` has forked ends without ``atexit``.
@@ -17,9 +18,25 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
-from asyncdata.core.errors import ConfigError, WorkerError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, WorkerError, get_logger
+
+T = TypeVar("T")
+
+
+def no_op(*_: object) -> None:
+    """The callback before another one is set: does nothing."""
+
+
+def identity(value: T) -> T:
+    """The callback that returns what it is given."""
+    return value
+
+
+def alone(value: T) -> tuple[T]:
+    """The callback that returns what it is given as the only one of a tuple."""
+    return (value,)
 
 
 def started(target: Callable[[], object], name: str) -> threading.Thread:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 from enum import StrEnum
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from itertools import groupby, repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
 
-from asyncdata.core.file_refs import line_number, line_number_within
+from asyncdata.core.identity import line_number, line_number_within
 from asyncdata.core.plain_values import TEXT, from_builtins, to_builtins
 from asyncdata.core.settings import prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from asyncdata.core.columns import Columns
 
@@ -96,42 +97,15 @@ FINISHED = Status.COMPLETED, Status.TRUNCATED
 """Of a response that has come to its end."""
 
 
-class Packed(Protocol):
-    """Many samples in packed columns, from which a sample's fields are decoded."""
-
-    def tokens_of(self, sample: int) -> Tokens:
-        """Token ids of sample ``sample``."""
-        ...
-
-    def value(self, column: str, sample: int) -> Any:
-        """Its value in a column; None if it has none."""
-        ...
-
-    def position(self, sample: int) -> Position:
-        """Its place in D."""
-        ...
-
-    def location(self, sample: int) -> SourceLocation:
-        """The location of its row."""
-        ...
-
-    def arrays(self, sample: int) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-        """Its arrays, by name."""
-        ...
-
-    def part(self, sample: int) -> tuple[str, int] | tuple[None, None]:
-        """The part of a mixture that it comes from, and the epoch of that part."""
-        ...
-
-
 class SampleRange(msgspec.Struct, frozen=True, gc=False):
     """Samples ``[start, stop)`` of a chunk, delivered together, each as a group of ``group_size``.
 
+    :ivar chunk: a :class:`~asyncdata.delivery.chunk.Chunk`: packed columns, from which fields are decoded.
     :ivar index: number of the first sample in the whole stream.
     :ivar group_index: number of the first group in the whole stream.
     """
 
-    chunk: Packed
+    chunk: Any
     start: int
     stop: int
     index: int
@@ -145,6 +119,28 @@ class SampleRange(msgspec.Struct, frozen=True, gc=False):
     def row(self, number: int) -> int:
         """The number in the chunk of this range's sample ``number``."""
         return self.start + number // self.group_size
+
+
+def measured(samples: Sequence[Sample]) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """The places in D of delivered samples, one a group, and their numbers of tokens.
+
+    They are read from the columns, a chunk at once: fields that are not asked for stay packed.
+    """
+    places: list[tuple[int, int, int]] = []
+    lengths: list[int] = []
+    for delivered, some in groupby(samples, _range_of):
+        group = list(some)
+        if delivered is None:  # made by hand
+            places += [msgspec.structs.astuple(sample.position) for sample in group]  # type: ignore[arg-type]
+            lengths += [len(sample.tokens) for sample in group]
+        else:
+            first = delivered.row(group[0]._number)  # noqa: SLF001 - this is Sample's own code
+            places += delivered.chunk.places(first, first + len(group))
+            lengths += delivered.chunk.lengths_of(first, first + len(group)).tolist()
+    return places, lengths
+
+
+_range_of = attrgetter("_range")
 
 
 def drop_media(sample: Sample) -> None:
@@ -289,7 +285,7 @@ _LAZY_FIELDS: dict[str, tuple[Callable[[SampleRange, int], Any], Callable[[], An
 }
 
 
-def _labels(chunk: Packed, row: int) -> Tokens | None:
+def _labels(chunk: Any, row: int) -> Tokens | None:
     spans = chunk.value("spans", row)
     if spans is None:
         return None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import BadRowError, TooManyBadRowsError, excerpt
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import BadRowError, TooManyBadRowsError, excerpt, get_logger
 from asyncdata.core.messages import MAX_KEYS, NOT_WRITTEN, Failed, RowError, Tokenized
+from asyncdata.core.threads import no_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,6 +183,23 @@ def _excerpt(place: SourceLocation) -> str:
     return ""
 
 
+class Rows(Protocol):
+    """Rows that came together, numbered from 0: a chunk, or a part of the row index."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
+        ...
+
+    def row_location(self, row: int) -> SourceLocation:
+        """The location of a row."""
+        ...
+
+    def file_ids(self) -> Any:
+        """The number of each row's file, int64."""
+        ...
+
+
 class NotesLog:
     """Logs an event when a note that needs one, or a key that is not read, comes for the first time.
 
@@ -198,8 +214,8 @@ class NotesLog:
         self._logged, self._log = set[str](), _log.owned()
         self.unread: dict[str, int] = {}
 
-    def see(self, reply: Tokenized, num_rows: int, location: Callable[[int], SourceLocation]) -> None:
-        """Look at the reply for a chunk of so many rows."""
+    def see(self, reply: Tokenized, rows: Rows) -> None:
+        """Look at the reply for these rows."""
         if reply.is_padded and _PADDED not in self._logged:
             self._logged.add(_PADDED)
             self._log.info("rows.nulls_left_out", **self._source, reason=_PADDED)
@@ -212,13 +228,13 @@ class NotesLog:
             elif name == "turn_left_out":
                 self._log.info("chat.turn_left_out", reason=_TURN_LEFT_OUT)
             elif name.endswith(NOT_WRITTEN):
-                what, found = name.removesuffix(NOT_WRITTEN), len(reply.notes[name]) // 4
-                self._log.warning("chat.not_written", **self._source, what=what, num_found=found, num_rows=num_rows)
+                what, found, number = name.removesuffix(NOT_WRITTEN), len(reply.notes[name]) // 4, rows.num_rows
+                self._log.warning("chat.not_written", **self._source, what=what, num_found=found, num_rows=number)
         for key, (number, row, text) in reply.unread.items():
             if key in self.unread or len(self.unread) < MAX_KEYS:
                 self.unread[key] = self.unread.get(key, 0) + number
             if text is not None and "" not in self._logged:
                 self._logged.add("")
                 keys, value = list(reply.unread)[:MAX_KEYS], f"{key}: {text}" if self._shows_row else ""
-                place = location(row).described(_COUNT_LINES_S)
+                place = rows.row_location(row).described(_COUNT_LINES_S)
                 self._log.info("rows.unread_keys", **self._source, keys=keys, value=value, example=place)

@@ -41,6 +41,14 @@ class Exclusions(Protocol):
         ...
 
 
+class Media(Protocol):
+    """The media of a loader's samples."""
+
+    def queue(self, channel: Channel) -> MediaQueue:
+        """What waits for its media in a channel."""
+        ...
+
+
 class Entry:
     """A place in the order for ``num_rows`` rows that are being tokenized.
 
@@ -64,8 +72,8 @@ class Channel:
     :param epoch_groups: samples that the current epoch had before this channel's first row.
     :param acked: positions that were acknowledged before a restart.
     :param outcomes: decides which rows an epoch excludes; None: no rows.
-    :param media: makes the queue of what waits for its media; None: samples have none.
-    :ivar outcomes: as above; ``media``: that queue.
+    :ivar outcomes: as above.
+    :ivar media: what waits for its media; None: samples have none.
     :ivar demand: samples that a waiting request needs; they are read even beyond the capacity.
     :ivar demanded_at: when that request came, on the clock of ``time.monotonic()``.
     :ivar num_produced: samples ever made ready.
@@ -83,7 +91,6 @@ class Channel:
         epoch_groups: int = 0,
         acked: Set[Position] = frozenset(),
         outcomes: Exclusions | None = None,
-        media: Callable[[Channel], MediaQueue] | None = None,
     ) -> None:
         self.capacity, self._max_bytes = rules.capacity, rules.max_ready_bytes
         self.demand = 0
@@ -101,7 +108,7 @@ class Channel:
         self._entries: deque[Entry] = deque()
         self._items: deque[Item] = deque()
         self._num_items = 0  # ever appended; only the service's thread appends, so that Ctrl-C cannot interrupt it
-        self.media = None if media is None else media(self)
+        self.media: MediaQueue | None = None
 
     def room(self, taken: int) -> int:
         """Rows that may be entered now, after ``taken`` samples were taken."""

@@ -25,8 +25,6 @@ from asyncdata.delivery.bad_rows import BadRowPolicy, bad_row_error
 from asyncdata.order.order import GOLDEN, MASK, Words, mix, mix_one
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asyncdata.core.columns import MediaRef
     from asyncdata.delivery.mixture import MergeRecord
 
@@ -379,12 +377,9 @@ class Chunk:
         text = bytes(self._raw("row", sample) or b"")
         return MediaRef(self.source, *self.row_key(row), self.row_location(row).num_bytes, num_media, text)
 
-    def bad_sample(self, sample: int, error: RowError, policy: Callable[[str], tuple[BadRowPolicy, bool]]) -> BadRow:
-        """Sample ``sample`` of this source as a bad row.
-
-        :param policy: of a source, what is done with its next bad row, and whether that one stops the stream.
-        """
-        return BadRow(self, msgspec.structs.replace(error, row=self.row_of(sample)), *policy(self.source))
+    def bad_sample(self, sample: int, error: RowError, policy: BadRowPolicy, stops: bool) -> BadRow:
+        """Sample ``sample`` of this source as a bad row."""
+        return BadRow(self, msgspec.structs.replace(error, row=self.row_of(sample)), policy, stops)
 
     def _raw(self, column: str, sample: int) -> memoryview | None:
         if column not in self._columns:
@@ -397,6 +392,12 @@ class Chunk:
         """The place in D of sample ``sample``."""
         return Position(self.first.epoch, self.first.window, self.first.row + self.row_of(sample))
 
+    def places(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """The places in D of the samples ``[start, stop)``."""
+        epoch, window, first = msgspec.structs.astuple(self.first)
+        rows = range(start, stop) if self._kept is None else self._kept[start:stop].tolist()
+        return [(epoch, window, first + row) for row in rows]
+
     def location(self, sample: int) -> SourceLocation:
         """The location of the row of sample ``sample``."""
         return self.row_location(self.row_of(sample))
@@ -404,6 +405,10 @@ class Chunk:
     def row_location(self, row: int) -> SourceLocation:
         """The location of row ``row``, counted from the chunk's first row."""
         return self._origin.location(self.first.row + row)
+
+    def file_ids(self) -> Any:
+        """The number of each row's file, int64 of shape (num_rows,)."""
+        return self._origin.keys(self.first.row, self.first.row + self.num_rows)[0]
 
     def row_key(self, row: int) -> tuple[int, int]:
         """The number of row ``row``'s file, and its offset there."""

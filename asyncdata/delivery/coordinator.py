@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import BadRowError, EndOfData, LoaderClosedError, TooManyBadRowsError
-from asyncdata.core.types import Group, Sample, SampleRange
+from asyncdata.core.threads import no_op
+from asyncdata.core.types import Group, Position, Sample, SampleRange
 from asyncdata.delivery.channel import Channel, Entry, Exclusions
-from asyncdata.delivery.chunk import Chunk, StreamDigest
-from asyncdata.delivery.ledger import Counters, DeliveryRules, Ledger, Request, State, not_tracked
+from asyncdata.delivery.chunk import Chunk
+from asyncdata.delivery.items import Bell
+from asyncdata.delivery.ledger import DeliveryRules, Ledger, Request, State, not_tracked
 from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped, upcoming
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
 
@@ -27,25 +28,25 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import RowError, Tokenized
     from asyncdata.delivery.bad_rows import BadRowPolicy
+    from asyncdata.delivery.channel import Media
     from asyncdata.delivery.items import Failure
     from asyncdata.delivery.ledger import GroupFile, IsOf, Returned
-    from asyncdata.delivery.media_queue import MediaQueue, Wanted
+    from asyncdata.delivery.media_queue import Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
-    from asyncdata.delivery.rollouts import Rollouts
 
     FilesOf = Callable[[Iterable[Group]], Iterable[GroupFile] | None]
 
 _structs = msgspec.structs
+_NOTHING = Ledger()
 
 
 class Coordinator:
     """Owns the ledger, the channel and the queue of requests.
 
-    :param begin_packs: the progress of packing at the ledger before the first sample; None if samples are not packed.
-    :param mixture: the place in a mixture before the first sample; None for a single source.
+    :param ledger: before the first sample.
     :param outcomes: decides which rows an epoch excludes; None: no rows.
     :param media: makes a channel's queue of what waits for its media; None: samples have none.
-    :param on_room: called when a delivery has made the room in the channel that :meth:`reserve` did not find.
+    :param bell: rung when a delivery has made the room in the channel that :meth:`reserve` did not find.
     :ivar lock: held while anything here changes.
     :ivar failed: deliveries to roll back: the request, if there was one, and the samples of :meth:`take_ready`. On an
         exception the caller appends to it, which is atomic under the GIL, and calls :meth:`settle`.
@@ -54,19 +55,16 @@ class Coordinator:
     def __init__(
         self,
         rules: DeliveryRules,
+        ledger: Ledger = _NOTHING,
         *,
         buffer_filter: BufferFilter = first_in_first_out,
-        begin_packs: Callable[[Ledger], object] = no_op,
-        mixture: object = None,
         outcomes: Exclusions | None = None,
-        media: Callable[[Channel], MediaQueue] | None = None,
-        on_room: Callable[[], object] = no_op,
+        media: Media | None = None,
+        bell: Bell | None = None,
     ) -> None:
         self.rules = rules
-        counters = Counters(digest=StreamDigest(rules.digest), mixture=mixture)
-        ledger = Ledger(counters=counters)
-        self._state = State(_structs.replace(ledger, packs=begin_packs(ledger)))
-        self._on_room, self._outcomes, self._media = on_room, outcomes, media
+        self._state = State(ledger)
+        self._bell, self._outcomes, self._media = bell or Bell(), outcomes, media
         self.failed: deque[tuple[Request | None, list[Sample] | None]] = deque()
         self.channel = self._new_channel()
         self._chooser, self._is_over_budget = Chooser(buffer_filter), False
@@ -332,7 +330,7 @@ class Coordinator:
         if self.channel.failure is not None and not is_loaded:
             raise self.channel.failure
 
-        self._on_room()
+        self._bell.ring()
         return is_loaded
 
     def give_media(self, samples: Iterable[Sample], num_passed: int) -> Any:
@@ -385,9 +383,9 @@ class Coordinator:
         self._release()
 
     def _offer_room(self, num_rows: int) -> None:
-        """Call ``on_room``, if :meth:`reserve` found no room and there is room for ``num_rows`` rows now."""
+        """Ring the bell, if :meth:`reserve` found no room and there is room for ``num_rows`` rows now."""
         if self._wanted_room and self.channel.room(self._num_taken) >= num_rows:
-            self._on_room()
+            self._bell.ring()
             self._wanted_room = 0  # after the call: if that is interrupted, it is repeated
 
     def _queue(self, request: Request) -> None:
@@ -398,7 +396,7 @@ class Coordinator:
         self.channel.demand = request.num_missing
         self._offer_room(1)
         if self._wants_request or self.channel.media is not None:
-            self._on_room()
+            self._bell.ring()
             self._wants_request = False  # after the call, as above
 
     def _leave(self, request: Request) -> None:
@@ -445,7 +443,7 @@ class Coordinator:
         rollouts = self._state.ledger.rollouts
         return self.rules.commit_on_ack or (rollouts is not None and rollouts.tracked)
 
-    def set_rollouts(self, rollouts: Rollouts | None) -> None:
+    def set_rollouts(self, rollouts: Any) -> None:
         """Groups are tracked from now on, the policy has another version, or what was out waits in the buffer."""
         with self._lock:
             self._chooser.refuse_calls()
@@ -490,19 +488,24 @@ class Coordinator:
 
     def _new_channel(self) -> Channel:
         ledger = self.ledger
-        return Channel(
+        channel = Channel(
             self.rules,
             num_bad_rows=ledger.counters.num_bad_rows,
             epoch_groups=ledger.counters.epoch_groups,
             acked=ledger.acked,
             outcomes=self._outcomes,
-            media=self._media,
         )
+        channel.media = None if self._media is None else self._media.queue(channel)
+        return channel
+
+    def restart_position(self) -> Position:
+        """The first position that a restart would need now."""
+        return self.ledger.settled().needed().position
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place in ``channel`` for at most ``max_rows`` rows; None if there is no room for ``min_rows``.
 
-        After None, ``on_room`` is called as soon as there is room.
+        After None, the bell is rung as soon as there is room.
         """
         with self._lock:
             if channel is not self.channel or channel.is_stopped:
@@ -523,7 +526,7 @@ class Coordinator:
         return bool(self._requests) and is_short and channel.num_rows_in_flight == 0
 
     def is_awaited(self, channel: Channel) -> bool:
-        """Whether a call takes more than was read; if not, ``on_room`` is called once one does."""
+        """Whether a call takes more than was read; if not, the bell is rung once one does."""
         with self._lock:
             takes = channel is self.channel and bool(self._requests) and not self._requests[0].is_peek
             is_awaited = takes and not channel.num_waiting and not self._has_enough()

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 
 import msgspec
 
 from asyncdata.core.errors import AsyncDataError
+from asyncdata.core.threads import no_op
 from asyncdata.core.types import Position
 from asyncdata.delivery.chunk import BadRow, Chunk
+
+
+class Bell:
+    """Rung from any thread when the read-ahead may go on: there is room, or memory. Until it runs, nothing happens.
+
+    :ivar ring: rings it; who listens sets it.
+    """
+
+    def __init__(self) -> None:
+        self.ring: Callable[[], object] = no_op
 
 
 class Run(msgspec.Struct, frozen=True, eq=False):

@@ -13,10 +13,10 @@ from zlib import crc32
 import msgspec
 from msgspec import structs
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError
 from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.plain_values import unpacked
+from asyncdata.core.threads import no_op
 from asyncdata.core.types import FINISHED, Group, Position, Sample
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.delivery.chunk import BadRow, StreamDigest
@@ -330,6 +330,21 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         ended = wanted & out
         drops = self.group_drops if reason is None else counted(self.group_drops, reason, len(ended))
         return structs.replace(self.acknowledged(ended), group_drops=drops)
+
+    def settled(self) -> Ledger:
+        """The ledger without what was taken for a batch of packs that is not delivered: what a snapshot is taken of."""
+        before: Ledger | None = getattr(self.packs, "settled", None)
+        if before is None:
+            return self
+
+        return structs.replace(self, position=before.position, counters=before.counters, packs=before.packs)
+
+    def needed(self) -> RestartPoint:
+        """Where D is read from after a restart: before the samples of packs that are not delivered, and before the
+        oldest lease; or at the next sample.
+        """
+        point: RestartPoint | None = getattr(self.packs, "restart_point", None)
+        return point or RestartPoint(*self.restart_point()[:2])
 
     def restart_point(self) -> tuple[Position, Counters, frozenset[Position]]:
         """Where a restart continues: before the oldest lease, or at the position if there is none."""

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import get_logger
 from asyncdata.core.messages import ON_PURPOSE, is_mass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from asyncdata.core.types import SourceLocation
+    from asyncdata.delivery.bad_rows import Rows
     from asyncdata.delivery.chunk import Chunk
 
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -82,23 +83,14 @@ class MassDrops:
             found.num_dropped = 0
             found.of_files.fill(0)
 
-    def see(
-        self,
-        num_rows: int,
-        drops: Mapping[str, Any],
-        files: Callable[[], Numbers],
-        location: Callable[[int], SourceLocation],
-        ours: Bools | None = None,
-    ) -> None:
+    def see(self, rows: Rows, drops: Mapping[str, Any], ours: Bools | None = None) -> None:
         """Count rows.
 
         :param drops: the rows that yield no sample, by reason.
-        :param files: returns the file of each row, by its number.
-        :param location: returns the location of a row.
         :param ours: whether this rank has each row; None: it has all.
         """
-        self._num_rows += num_rows if ours is None else int(ours.sum())
-        ids = files() if len(self._of_files) else None
+        self._num_rows += rows.num_rows if ours is None else int(ours.sum())
+        ids = rows.file_ids() if len(self._of_files) else None
         if ids is not None:
             _add(self._of_files, ids if ours is None else ids[ours])
         others = []
@@ -107,27 +99,25 @@ class MassDrops:
                 continue
 
             if reason in self._reasons or len(self._reasons) < _MAX_REASONS:
-                self._count(reason, np.asarray(dropped, np.int64), ids, location)
+                self._count(reason, np.asarray(dropped, np.int64), ids, rows)
             else:
                 others.append(dropped)
         if others:
-            self._count(_OTHER, np.concatenate(others).astype(np.int64), ids, location)
+            self._count(_OTHER, np.concatenate(others).astype(np.int64), ids, rows)
 
-    def _count(
-        self, reason: str, dropped: Numbers, ids: Numbers | None, location: Callable[[int], SourceLocation]
-    ) -> None:
+    def _count(self, reason: str, dropped: Numbers, ids: Numbers | None, rows: Rows) -> None:
         found = self._reasons.setdefault(reason, _Reason(len(self._of_files)))
         found.num_dropped += len(dropped)
         if ids is not None:
             its_files = ids[dropped]
             for file in self._to_name(found, _add(found.of_files, its_files)):
                 found.named.append(file)
-                place = location(int(dropped[np.argmax(its_files == file)]))
+                place = rows.row_location(int(dropped[np.argmax(its_files == file)]))
                 self._tell(reason, int(found.of_files[file]), int(self._of_files[file]), place, path=place.path)
         number = found.num_unnamed
         if not found.share_told and is_mass(number, self._num_rows):
             found.share_told = number / self._num_rows
-            place = location(int(dropped[0]))
+            place = rows.row_location(int(dropped[0]))
             path = {"path": place.path} if self._num_files == 1 else {}
             self._tell(reason, number, self._num_rows, place, **path)
 

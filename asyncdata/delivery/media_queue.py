@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import numpy as np
 
-from asyncdata.core.callbacks import identity
 from asyncdata.core.columns import FRAMES, Columns, decoded
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import get_logger
 from asyncdata.core.messages import Column, RowError, Tokenized
+from asyncdata.core.threads import identity
 from asyncdata.core.types import Position, Sample, SampleRange
 from asyncdata.delivery.bad_rows import bad_row_error
 from asyncdata.delivery.chunk import Chunk
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from asyncdata.core.errors import BadRowError
     from asyncdata.core.types import Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.items import Item
+    from asyncdata.delivery.items import Bell, Item
     from asyncdata.delivery.ledger import Returned
 
 _log = get_logger(__name__)
@@ -57,17 +57,17 @@ IDS = "input_ids"
 class MediaBudget:
     """The bytes of media that are being loaded, that wait, or that the trainer holds.
 
-    :param on_free: called, in any thread, when arrays are freed.
+    :param bell: rung, in any thread, when arrays are freed.
     :ivar num_loaded: samples whose media were loaded; ``num_bytes``: their bytes; ``load_s``: seconds of work.
     :ivar num_failed: samples whose media could not be loaded.
     :ivar token_bytes: the most bytes that media had for each token, of samples whose plan says nothing of their size.
     """
 
-    def __init__(self, max_bytes: int, on_free: Callable[[], object]) -> None:
+    def __init__(self, max_bytes: int, bell: Bell) -> None:
         self.max_bytes = max_bytes
         self.num_loaded = self.num_bytes = self.num_failed = 0
         self.load_s = self.token_bytes = 0.0
-        self._on_free = on_free
+        self._bell = bell
         self._held: dict[int, int] = {}  # bytes, by the id of the array that owns them
         self._lock = threading.Lock()
         self._freed: deque[int] = deque()  # arrays are freed in any thread, and a deque needs no lock
@@ -86,16 +86,10 @@ class MediaBudget:
         self.num_loaded, self.load_s = self.num_loaded + 1, self.load_s + load_s
         self.num_bytes += sum(map(self._keep, arrays.values()))
 
-    def counted(self, collate: Callable[[list[Any]], Any], names: Collection[str]) -> Callable[[list[Any]], Any]:
-        """``collate``, so that the arrays of these names in its batches count, too, as long as they are held."""
-
-        def counting(items: list[Any]) -> Any:
-            batch = collate(items)
-            for array in _arrays_in(batch, names):
-                self._keep(array)
-            return batch
-
-        return counting
+    def count(self, batch: Any, names: Collection[str]) -> None:
+        """Count the arrays of these names in a batch, too, as long as they are held."""
+        for array in _arrays_in(batch, names):
+            self._keep(array)
 
     def _keep(self, array: Any) -> int:
         """Count an array, NumPy's or torch's, and return its bytes."""
@@ -120,7 +114,7 @@ class MediaBudget:
 
     def _free(self, key: int) -> None:
         self._freed.append(key)
-        self._on_free()
+        self._bell.ring()
 
 
 class Wanted(NamedTuple):
@@ -170,7 +164,7 @@ class MediaQueue:
 
     :param columns: those that are loaded, by name.
     :param policies: what is done with samples whose media cannot be loaded, by the part of a mixture.
-    :param emit: takes the next item, which is ready.
+    :param channel: takes the next item, which is ready.
     :param for_packs: whether samples are packed before their media are loaded.
     :ivar num_waiting: samples that are not ready.
     :ivar needed: samples of packs that a call waits for.
@@ -181,7 +175,7 @@ class MediaQueue:
         budget: MediaBudget,
         columns: Mapping[str, Declared],
         policies: Mapping[str, BadRowPolicy],
-        emit: Callable[[Item], object],
+        channel: Any,
         *,
         for_packs: bool,
     ) -> None:
@@ -189,7 +183,7 @@ class MediaQueue:
         self.num_waiting = 0
         self.needed: set[Hashable] = set()
         self._for_packs = for_packs
-        self._columns, self._policies, self._emit = columns, policies, emit
+        self._columns, self._policies, self._emit = columns, policies, channel.emit
         self._num_bad: Counter[str] = Counter()
         self._items: deque[Item] = deque()
         self._staged: deque[_Staged] = deque()
@@ -377,7 +371,7 @@ class MediaQueue:
 
                 assert isinstance(found, RowError)
                 own, number = chunk.own(sample)
-                self._emit(own.bad_sample(number, found, self._policy_of))
+                self._emit(own.bad_sample(number, found, *self._policy_of(own.source)))
                 if not chunk.has_every_row:
                     del self._found[key]
                     start += 1

@@ -13,8 +13,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason, get_logger
 from asyncdata.core.messages import EXCLUDED_REASON
 from asyncdata.core.types import Position
 from asyncdata.delivery.channel import Channel, Exclusions
@@ -24,11 +23,12 @@ from asyncdata.delivery.mixture import NOTHING, Counted, MergeRecord, MixtureSta
 from asyncdata.order.mixture import ScheduleCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from asyncdata.core.types import SourceLocation, Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.chunk import BadRow
+    from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.delivery.mixture import PartCursor
     from asyncdata.order.mixture import Leaf, Node
@@ -87,19 +87,17 @@ class Taken(NamedTuple):
 
 
 class ReadyAhead:
-    """What all parts have ready together.
+    """What all parts have ready together, before they are merged into the coordinator's channel."""
 
-    :param limit: returns how many bytes that may be.
-    """
-
-    def __init__(self, limit: Callable[[], int]) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         self.num_samples = self.num_bytes = 0
-        self._limit = limit
+        self._coordinator = coordinator
 
     @property
     def bytes_left(self) -> int:
         """How many more bytes may be ready."""
-        return self._limit() - self.num_bytes
+        merged = self._coordinator.channel.num_ready_bytes
+        return self._coordinator.rules.max_ready_bytes - merged - self.num_bytes
 
 
 class PartQueue(Channel):

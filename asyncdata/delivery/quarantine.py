@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import BadRowError, ConfigError, QuarantineError
+from asyncdata.core.errors import BadRowError, ConfigError, QuarantineError, get_logger
 from asyncdata.core.files import open_regular, refuse_others
-from asyncdata.core.log import get_logger
 
 _log = get_logger(__name__)
 _MAX_LINE_BYTES = 1 << 20

@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
-from asyncdata.core.imports import resolve_path
 from asyncdata.core.plain_values import PACKED, packed
+from asyncdata.core.settings import resolve_path
 from asyncdata.core.types import Group, Sample, drop_media
 from asyncdata.delivery.ledger import Returned
 

@@ -13,13 +13,13 @@ What is in the buffer and too old needs work again, or is dropped.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import structs
 
-from asyncdata.core.errors import AsyncDataError, FilterError
-from asyncdata.core.settings import Count, Number
+from asyncdata.core.errors import AsyncDataError, ConfigError, FilterError
+from asyncdata.core.settings import Count, Number, whole_number
 from asyncdata.core.types import FINISHED
 from asyncdata.delivery.buffer_filters import VERSION_KEY, reset_response, versions_of
 from asyncdata.delivery.ledger import AT_END, Ledger, Request, Returned, counted
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from asyncdata.core.types import Group, Sample
+    from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Choose, DeliveryRules
 
 PROMPT_KEY = "prompt_length"
@@ -47,6 +48,10 @@ class WorkRequest(Request):
     def __init__(self, max_out: int, max_finished: int | None) -> None:
         super().__init__(1)
         self.max_out, self.max_finished = max_out, max_finished
+
+    def again(self) -> WorkRequest:
+        """A new request, for the group after it."""
+        return WorkRequest(self.max_out, self.max_finished)
 
     def choose(self, buffer: Sequence[Returned], choose: Choose) -> list[Returned]:
         return choose([item for item in buffer if not item.is_finished], self.num_groups)
@@ -188,3 +193,56 @@ def _reset(item: Returned) -> Returned:
         sample.tokens = sample.tokens[: sample.extra.pop(PROMPT_KEY, None)].copy()
     reset_response(item.group, response_in_tokens=False)
     return Returned(item.group, record_of(item.group))
+
+
+# What users give: it is checked here.
+
+
+def request_of(num_groups: int, at_least: Any, *, finished: bool) -> Request:
+    """A request for at least so many groups, and for at most ``num_groups``.
+
+    :param finished: those of the buffer that are finished.
+    """
+    kind, fewest = (FinishedRequest, 0) if finished else (Request, 1)
+    return kind(num_groups, at_least=_number("at_least", at_least, fewest, num_groups))
+
+
+def work_of(max_out: Any, max_finished: Any) -> WorkRequest:
+    """The first request of a loop over groups."""
+    if max_finished is not None:
+        max_finished = _number("max_finished", max_finished, 1)
+    return WorkRequest(_number("max_out", max_out, 1), max_finished)
+
+
+def set_version(coordinator: Coordinator, version: Any) -> None:
+    """Tell the version of the policy."""
+    set_rollouts(coordinator, version=_number("policy_version", version, 0))
+
+
+def set_lag(coordinator: Coordinator, max_lag: int, too_old: Any, loops_only: str) -> None:
+    """Tell what is done with groups that are too old.
+
+    :param loops_only: why the loader takes no group back; empty: it does.
+    """
+    if loops_only:
+        raise ConfigError(f"AD438 max_policy_lag is for groups that are given back, and this loader {loops_only}")
+
+    if too_old not in ("reset", "drop") and not callable(too_old):
+        raise ConfigError(f"AD438 too_old is 'reset', 'drop', or a function of a group, got {too_old!r}")
+
+    set_rollouts(coordinator, version=0, max_lag=max_lag, too_old=too_old)
+
+
+def set_rollouts(coordinator: Coordinator, **rules: Any) -> None:
+    """Change the rules for rollouts."""
+    with coordinator.lock:
+        coordinator.set_rollouts(structs.replace(coordinator.ledger.rollouts or Rollouts(), **rules))
+
+
+def _number(name: str, value: Any, low: int, high: int | None = None) -> int:
+    number = whole_number(value)
+    if number < low or (high is not None and number > high):
+        limit = "" if high is None else f" to {high}"
+        raise ConfigError(f"AD438 {name} is a whole number from {low}{limit or ' on'}, got {value!r}")
+
+    return number

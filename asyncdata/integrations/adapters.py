@@ -12,13 +12,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import missing_package
+from asyncdata.core.settings import missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from asyncdata.core.types import Sample
-    from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
+    from asyncdata.integrations.torch.datasets import LoaderOrderView, LoaderRowView
     from asyncdata.loader.loader import DataLoader
 
     Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score

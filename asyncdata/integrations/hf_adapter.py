@@ -21,7 +21,7 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime.config import settings_of
 from asyncdata.integrations.slime.loader_feed import LoaderFeed, media_process
 from asyncdata.integrations.slime.rollout_ledger import Numbering
-from asyncdata.integrations.slime.sample import resolve_sample_type
+from asyncdata.integrations.slime.samples import resolve_sample_type
 
 __all__ = ("AsyncDatasetAdapter", "HFDatasetAdapterBase")
 

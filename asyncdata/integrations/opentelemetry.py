@@ -6,7 +6,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.imports import missing_package
+from asyncdata.core.settings import missing_package
 from asyncdata.loader.measurements import Measurement, help_of, measurements
 from asyncdata.loader.statistics import SourceStatistics, Statistics
 

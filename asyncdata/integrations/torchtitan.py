@@ -30,8 +30,8 @@ from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epo
 from asyncdata.loader.config import Ranks
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import Mix
+from asyncdata.tokenization.base import resolved
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
-from asyncdata.tokenization.resolve import resolved
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 __all__ = ("AsyncDataLoader",)  # noqa: F822 - made below on first use, so that torchtitan is not imported before

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from asyncdata.core.errors import ConfigError, EndOfData
-from asyncdata.core.imports import missing_package
+from asyncdata.core.settings import missing_package
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.integrations.torch.process import refuse_async
 from asyncdata.loader.loader import DataLoader

@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError
-from asyncdata.core.imports import missing_package
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError, get_logger
+from asyncdata.core.settings import missing_package
 from asyncdata.integrations.adapters import RUN_WITH, need
+from asyncdata.integrations.torch.datasets import row_of
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
-from asyncdata.integrations.torch.views import row_of
 from asyncdata.loader.measurements import epochs_of
 from asyncdata.order.shuffle import RowShuffle
 

@@ -21,10 +21,10 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.callbacks import identity
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.threads import identity
 from asyncdata.integrations.adapters import KEY, OfView, key_of, made_on_first_use, need, refuse, report_keys
-from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView, view_of_rows
+from asyncdata.integrations.torch.datasets import LoaderOrderView, LoaderRowView, view_of_rows
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 
 if TYPE_CHECKING:

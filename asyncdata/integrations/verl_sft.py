@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.integrations.adapters import OfView, made_on_first_use, need, refuse
+from asyncdata.integrations.torch.datasets import LoaderRowView, SamplerPlaces, view_of_rows
 from asyncdata.integrations.torch.process import refuse_in_torch_worker
-from asyncdata.integrations.torch.views import LoaderRowView, SamplerPlaces, view_of_rows
 from asyncdata.integrations.verl import (
     RowsByThemselves,
     are_validation,

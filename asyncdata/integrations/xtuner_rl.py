@@ -21,7 +21,7 @@ from typing import Any
 
 from asyncdata.core.errors import SnapshotError
 from asyncdata.integrations.adapters import OfView, made_on_first_use
-from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
+from asyncdata.integrations.torch.datasets import LoaderOrderView, view_of_rows
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 
 __all__ = ("PromptDataloader", "PromptDataloaderConfig")  # noqa: F822 - the second is made below, as it imports XTuner

@@ -6,10 +6,10 @@ In the service's thread, after changes. None of it changes D.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import get_logger
+from asyncdata.core.threads import no_op
 from asyncdata.workers.machine import process_memory
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.executors import TuningLimits
     from asyncdata.read_ahead.mixture import MixtureReadAhead
     from asyncdata.read_ahead.source import ReadAhead
-    from asyncdata.workers.pool.pool import Pool
+    from asyncdata.workers.pool import Pool
 
 _log = get_logger(__name__)
 
@@ -35,9 +35,7 @@ _BY_WORKERS = ("tokenize", "media")
 class Tuner:
     """Measures how long the trainer waits.
 
-    :param waited: returns for how many seconds calls have waited, those that wait now included.
-    :param waits_for: returns what a call waits for now.
-    :param has_delivered: whether the trainer has got any sample of this loader.
+    :param engine: the loader's, which knows for how long calls have waited, and for what.
     """
 
     def __init__(
@@ -45,13 +43,11 @@ class Tuner:
         limits: TuningLimits,
         executor: Pool,
         read_ahead: ReadAhead | MixtureReadAhead,
-        waited: Callable[[], float],
-        waits_for: Callable[[], str],
-        has_delivered: Callable[[], bool],
+        engine: Any,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits, self._executor, self._read_ahead, self._clock = limits, executor, read_ahead, clock
-        self._waited, self._waits_for, self._has_delivered = waited, waits_for, has_delivered
+        self._engine = engine
         self._first_s: float | None = None
         self._start_s = self._waited_s = 0.0  # of the interval
         self._num_answered = self._num_starved = 0
@@ -66,14 +62,15 @@ class Tuner:
 
     def _see_stage(self) -> None:
         # A look after a reply would find the only worker idle: the next window is requested a moment later.
-        self._stage = self._waits_for()
+        self._stage = self._engine.waits_for()
 
     def look(self) -> bool | None:
         """Add a worker, if it is time to; return True if there will never be another."""
         now_s = self._clock()
         if not self._has_begun or self._is_starting:
             self._first_s = now_s if self._first_s is None else self._first_s
-            self._has_begun = self._has_begun or self._has_delivered() or now_s - self._first_s >= _FIRST_WAIT_S
+            has_delivered = self._engine.coordinator.ledger.counters.num_groups > 0
+            self._has_begun = self._has_begun or has_delivered or now_s - self._first_s >= _FIRST_WAIT_S
             self._is_starting = any(worker.state == "starting" for worker in self._executor.statistics().workers)
             self._begin_interval(now_s)
             return None
@@ -82,7 +79,7 @@ class Tuner:
         if seconds < _INTERVAL_S or num_replies < _MIN_REPLIES * self._executor.num_workers:
             return None
 
-        starved = (self._waited() - self._waited_s) / seconds
+        starved = (self._engine.waits.totals()[1] - self._waited_s) / seconds
         self._begin_interval(now_s)
         is_starved = starved > _STARVED and self._stage in _BY_WORKERS
         self._num_starved = self._num_starved + 1 if is_starved else 0
@@ -90,7 +87,8 @@ class Tuner:
         return self._add() if is_sure else None
 
     def _begin_interval(self, now_s: float) -> None:
-        self._start_s, self._waited_s, self._num_answered = now_s, self._waited(), self._executor.num_answered
+        self._start_s, self._waited_s = now_s, self._engine.waits.totals()[1]
+        self._num_answered = self._executor.num_answered
 
     def _add(self) -> bool | None:
         """Add a worker, unless a limit forbids it."""

@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import AsyncDataError, WorkerError
-from asyncdata.core.imports import from_clone
-from asyncdata.core.log import get_logger
-from asyncdata.core.settings import prepared
+from asyncdata.core.errors import AsyncDataError, WorkerError, get_logger
+from asyncdata.core.settings import from_clone, prepared
 from asyncdata.core.threads import started
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, version_of
 from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
-from asyncdata.workers.pool.popen import ENVIRONMENT, command_of
+from asyncdata.workers.popen import ENVIRONMENT, command_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+    from asyncdata.loader.service import Service
     from asyncdata.tokenization.encoders.equivalence_records import Proof
 
 _log = get_logger(__name__)
@@ -49,12 +47,12 @@ class Prover:
     proven, a process does beside the run: one for all loaders of the machine.
 
     :param function: the loader's tokenize function, with its files resolved to local ones.
-    :param on_usable: called when a backend was proven that ``function`` can use, from any thread.
+    :param service: has the workers open the function again when a backend was proven that it can use; None: nobody.
     :raises ConfigError: if the named backend is not installed, or is not exact for the tokenizer.
     """
 
-    def __init__(self, function: object, on_usable: Callable[[], object] = no_op) -> None:
-        self._on_usable = on_usable
+    def __init__(self, function: object, service: Service | None = None) -> None:
+        self._service = service
         self._log = _log.owned()
         self._backends = _backends_to_prove(function)
         if self._backends and isinstance(function, OfTokenizer):
@@ -97,7 +95,8 @@ class Prover:
                         _log_proof(self._folder, msgspec.json.decode(line, type=prepared(Proof)))
                     if not is_usable and self._is_usable(files):
                         is_usable = True
-                        self._on_usable()
+                        if self._service is not None:
+                            self._service.reopen_soon()
                 if not is_usable:
                     return  # no proof can be stored, every backend is refused, or the tokenizer's files have changed
 
@@ -138,9 +137,9 @@ class Prover:
             thread.join()
 
 
-def provers_of(functions: list[Any], on_usable: Callable[[], object]) -> list[Prover]:
+def provers_of(functions: list[Any], service: Service) -> list[Prover]:
     """What proves fast backends of the tokenize functions that may use one."""
-    return [Prover(one, on_usable) for one in functions if getattr(one, "tokenizer_backend", "hf") != "hf"]
+    return [Prover(one, service) for one in functions if getattr(one, "tokenizer_backend", "hf") != "hf"]
 
 
 def _backends_to_prove(function: object) -> list[str]:

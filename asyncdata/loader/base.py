@@ -10,19 +10,15 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, cast
 
-from asyncdata.core.callbacks import identity
-from asyncdata.core.errors import ConfigError, LoaderClosedError, redacted
-from asyncdata.core.file_refs import all_sizes
-from asyncdata.core.imports import is_loaded_instance
-from asyncdata.core.log import events_owner, owning_events
-from asyncdata.core.settings import opening_until, whole_number
-from asyncdata.core.threads import check_platform
-from asyncdata.loader.batch_types import B_co, Item_co
-from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Policy, Ranks
+from asyncdata.core.errors import ConfigError, LoaderClosedError, events_owner, owning_events, redacted
+from asyncdata.core.identity import all_sizes
+from asyncdata.core.settings import is_loaded_instance, opening_until, whole_number
+from asyncdata.core.threads import check_platform, identity
+from asyncdata.loader.config import B_co, BadRows, Cache, Item_co, Limits, LoaderConfig, Policy, Ranks
 from asyncdata.loader.waits import progress_of
 from asyncdata.telemetry.settings import NoRecorder, Telemetry
-from asyncdata.workers.pool.popen import EarlyForkServer
-from asyncdata.workers.ray.settings import RayExecutor, local_workers_of
+from asyncdata.workers.popen import EarlyForkServer
+from asyncdata.workers.ray import RayExecutor, local_workers_of
 
 # Modules that need numpy are imported in the methods, so that the fork server starts before this process loads them.
 if TYPE_CHECKING:
@@ -34,12 +30,12 @@ if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Position, Sample
     from asyncdata.delivery.ledger import Request
-    from asyncdata.delivery.outcomes.memory import RowReport
     from asyncdata.delivery.outcomes.policy import Outcomes
     from asyncdata.delivery.rollout_buffer import BufferFilter
-    from asyncdata.loader.batch_types import PackingOf
+    from asyncdata.delivery.rollouts import WorkRequest
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
+    from asyncdata.loader.config import PackingOf
     from asyncdata.loader.engine import Engine
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.statistics import Statistics
@@ -131,9 +127,10 @@ class BaseLoader(Generic[Item_co, B_co]):
             raise
 
         if config.max_policy_lag is not None:
-            from asyncdata.loader.rollouts import set_lag
+            from asyncdata.delivery.rollouts import set_lag
 
-            set_lag(self._engine, too_old)
+            engine = self._engine
+            set_lag(engine.coordinator, config.max_policy_lag, too_old, engine.batching.loops_only)
         self._measured = time.monotonic(), 0.0  # the last metrics(), and the wait by then
         self._pack_length = getattr(packing, "max_length", 0)
         self.group_size = config.n_samples_per_prompt
@@ -160,7 +157,7 @@ class BaseLoader(Generic[Item_co, B_co]):
         if self._loops_only:
             self._refuse_call("add_samples")
         engine = self._engine
-        engine.coordinator.add_groups(groups, engine.is_of, engine.row_keys.files_of)
+        engine.coordinator.add_groups(groups, engine.is_of, engine.batching.row_keys.files_of)
         self._recorder.returned(groups)
 
     def ack(self, delivered: Iterable[Sample] | Iterable[Group] | None = None) -> None:
@@ -186,7 +183,7 @@ class BaseLoader(Generic[Item_co, B_co]):
         self._check()
         if self._loops_only:
             self._refuse_call("track")
-        from asyncdata.loader.rollouts import set_rollouts
+        from asyncdata.delivery.rollouts import set_rollouts
 
         set_rollouts(self._engine.coordinator, tracked=True)
 
@@ -223,7 +220,7 @@ class BaseLoader(Generic[Item_co, B_co]):
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        from asyncdata.loader.rollouts import set_version
+        from asyncdata.delivery.rollouts import set_version
 
         self._check()
         set_version(self._engine.coordinator, version)
@@ -242,12 +239,7 @@ class BaseLoader(Generic[Item_co, B_co]):
         if outcomes is None:
             raise ConfigError("AD483 this loader remembers no scores: give it outcomes=Outcomes(...)")
 
-        def own() -> list[RowReport]:
-            reports = outcomes.reports_of(samples_or_groups, scores)
-            self._recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
-            return reports
-
-        return partial(self._engine.report, own)
+        return partial(outcomes.report, self._engine, self._recorder, samples_or_groups, scores)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows, from here on and in all epochs; the others keep their order.
@@ -479,13 +471,13 @@ class BaseLoader(Generic[Item_co, B_co]):
         if at_least is None:
             return None
 
-        from asyncdata.loader.rollouts import request_of
+        from asyncdata.delivery.rollouts import request_of
 
         return request_of(self._groups(num_groups), at_least, finished=finished)
 
-    def _work(self, max_out: int, max_finished: int | None) -> Callable[[], Request]:
-        """Makes the requests of a loop over groups, which are tracked from now on."""
-        from asyncdata.loader.rollouts import work_of
+    def _work(self, max_out: int, max_finished: int | None) -> WorkRequest:
+        """The first request of a loop over groups, which are tracked from now on."""
+        from asyncdata.delivery.rollouts import work_of
 
         self.track()
         return work_of(max_out, max_finished)

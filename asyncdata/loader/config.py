@@ -28,7 +28,7 @@ from asyncdata.core.settings import (
 from asyncdata.delivery.outcomes.policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
-from asyncdata.workers.ray.settings import RayExecutor
+from asyncdata.workers.ray import RayExecutor
 
 if TYPE_CHECKING:
     from asyncdata.delivery.bad_rows import BadRowPolicy
@@ -362,18 +362,15 @@ _CALLED_ELSEWHERE = {
 
 def place_of(name: str) -> Place | None:
     """Where the setting is that has this name elsewhere, or inside a struct; None if there is none."""
-    if found := _CALLED_ELSEWHERE.get(name):
-        return found
-
-    return next((Place(knob, name) for knob, kind in STRUCTS.items() if name in kind.__struct_fields__), None)
+    inside = (Place(knob, name) for knob, kind in STRUCTS.items() if name in kind.__struct_fields__)
+    return _CALLED_ELSEWHERE.get(name) or next(inside, None)
 
 
 def _no_such_knob(name: str, known: Sequence[str]) -> str:
-    place = place_of(name)
-    if place is not None and place.setting is not None:
+    if (place := place_of(name)) and place.setting is not None:
         return f"there is no setting {name!r}; it is `{place}`"
 
-    return unknown_setting(name, known, of="", meant=place.knob if place is not None else None)
+    return unknown_setting(name, known, of="", meant=place and place.knob)
 
 
 def _struct_of(kind: type[S], name: str, value: Any) -> S:
@@ -391,8 +388,7 @@ def _struct_of(kind: type[S], name: str, value: Any) -> S:
 
     for setting in value:
         if setting not in kind.__struct_fields__:
-            place = place_of(str(setting))
-            meant = place.setting if place is not None and place.knob == name else None
+            meant = place.setting if (place := place_of(str(setting))) and place.knob == name else None
             raise ConfigError(unknown_setting(str(setting), kind.__struct_fields__, of=f"`{name}`", meant=meant))
 
     return kind(**value)
@@ -413,3 +409,27 @@ def _shuffle_of(value: Any) -> bool | str | Shuffle | RowShuffle:
         return (RowShuffle if "method" in value else Shuffle)(**value)
     except (ConfigError, TypeError) as error:  # a TypeError: a key that is no text
         raise ConfigError(f"{error} in `shuffle`") from error
+
+
+# What a batch is, for type checkers: what ``collate_fn`` returns, or a list of samples or packs.
+
+BatchT_co = TypeVar("BatchT_co", covariant=True)
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from typing_extensions import TypeVar as WithDefault
+
+    from asyncdata.core.types import Sample
+
+    Item_co = WithDefault("Item_co", default=Sample, covariant=True)
+    B_co = WithDefault("B_co", default=list[Item_co], covariant=True)
+
+    class PackingOf(Protocol[Item_co]):
+        """A packing, and what a batch is a list of with it."""
+
+        @property
+        def _item(self) -> Item_co: ...
+else:
+    Item_co = TypeVar("Item_co", covariant=True)  # a default needs Python 3.13
+    B_co = TypeVar("B_co", covariant=True)

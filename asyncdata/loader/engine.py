@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -11,17 +11,18 @@ from msgspec import structs
 
 from asyncdata.checkpoint.restore import check, epoch_to_begin, ledger_at_row, ledger_of
 from asyncdata.checkpoint.snapshot import Snapshot
-from asyncdata.core.callbacks import identity
-from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError
-from asyncdata.core.log import get_logger
+from asyncdata.core import __version__
+from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError, get_logger
 from asyncdata.core.settings import checked_timeout
 from asyncdata.core.types import Group, Position
-from asyncdata.core.version import __version__
 from asyncdata.delivery.channel import Exclusions
+from asyncdata.delivery.chunk import StreamDigest
 from asyncdata.delivery.coordinator import Coordinator
-from asyncdata.delivery.ledger import Ledger, Request, RestartPoint, RowKey, is_key_of
+from asyncdata.delivery.items import Bell
+from asyncdata.delivery.ledger import Counters, Ledger, Request, RestartPoint, RowKey, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
 from asyncdata.loader.background_proof import provers_of
+from asyncdata.loader.batches.sample_batches import Making
 from asyncdata.loader.executors import TuningLimits, connect_cluster, executor_of, limits_of
 from asyncdata.loader.opening import opened_part
 from asyncdata.loader.packing_choice import PackingChoice
@@ -30,15 +31,14 @@ from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacki
 from asyncdata.loader.waits import Waits
 from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.source import ReadAhead
-from asyncdata.tokenization.base import TokenizeFn, has_media
-from asyncdata.tokenization.resolve import resolved
+from asyncdata.tokenization.base import TokenizeFn, has_media, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.xtuner_packing import LoaderPacking
-    from asyncdata.core.file_refs import FileRefs
+    from asyncdata.core.identity import FileRefs
     from asyncdata.core.messages import Job
     from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.loader.exclusions import RowKeys
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
@@ -57,8 +56,8 @@ if TYPE_CHECKING:
     from asyncdata.sources.base import Source
     from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.popen import EarlyForkServer
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.popen import EarlyForkServer
 
 _log = get_logger(__name__)
 _REMEDY = "Ranks(exchange=...), by which the ranks divide the rows; or a fast tokenizer, with which it costs little"
@@ -114,18 +113,18 @@ class Engine:
         if choice.share is None and self._scans is None:
             self._warn_of_ranks()
         functions = list({id(part.function): part.function for part in self.parts}.values())
-        self.batching = choice.batching(config, collate_fn, self.parts[0].windows, functions)
-        self.batching.without = lambda packs, excluded: self.row_keys.without(packs, excluded)
+        bell = Bell()
+        self._media = self._made_media(functions, bell, is_planned=choice.is_in_order)
+        self.batching = choice.batching(Making(config, self.parts, collate_fn, choice.packs_samples, self._media))
         self.outcomes = self._checked_outcomes(is_packed=self.batching.is_packed)
-        self._media = self._made_media(functions)
+        first = Ledger(counters=Counters(digest=StreamDigest(config.digest), mixture=self._start_of_mixture()))
         self.coordinator = _coordinator_class(config)(
             config.delivery_rules(self.parts[0].bad_rows, packs=self.batching.is_packed),
+            structs.replace(first, packs=self.batching.begin(first)),
             buffer_filter=chosen_filter,
-            begin_packs=self.batching.begin,
-            mixture=self._start_of_mixture(),
             outcomes=self._decisions(""),
-            media=None if self._media is None else self._media.queue,
-            on_room=lambda: self.service.tell_soon(),
+            media=self._media,
+            bell=bell,
         )
         self._read_ahead = self._made_read_ahead()
         self.waits = Waits()
@@ -136,13 +135,14 @@ class Engine:
             self._coroutines(),
             self._executor,
             self.coordinator,
+            bell,
             slot_bytes=slot_bytes,
             event_loop=config.event_loop,
             early=early,
             index=self._row_index,
         )
         tokenizes_here = config.executor is None or config.executor.local_workers
-        self._provers = provers_of(functions if tokenizes_here else [], self.service.reopen_soon)
+        self._provers = provers_of(functions if tokenizes_here else [], self.service)
         self._restored_epoch, self._restored = 0, (0, 0)
         self._resumed: tuple[Position, int | None] = (Position(), None)
         self._log = _log.owned()
@@ -153,9 +153,7 @@ class Engine:
     """Of a mixture, what its targets are shares of: ``rows`` or ``tokens``."""
 
     def _opened(self, source: Any, choice: PackingChoice) -> list[OpenedPart]:
-        restart_point = partial(self._restart_position, "")
-        args = "", source, self.config, self._function, self._calls, restart_point, choice.plan, choice.share
-        return [opened_part(*args)]
+        return [opened_part("", source, self.config, self._function, self._calls, choice.plan, choice.share)]
 
     def _layout(self) -> tuple[Job, int, RowIndex | None]:
         """The workers' job, the memory of a slot, and the row index, if there is one."""
@@ -176,20 +174,13 @@ class Engine:
     def _made_read_ahead(self) -> ReadAhead | MixtureReadAhead:
         return ReadAhead(self.parts[0].supply(self._decisions("")), self.coordinator, epochs=self.config.epochs)
 
-    def _made_media(self, functions: list[Any]) -> LoaderMedia | None:
+    def _made_media(self, functions: list[Any], bell: Bell, *, is_planned: bool) -> LoaderMedia | None:
         if not any(map(has_media, functions)):
             return None
 
         from asyncdata.loader.loader_media import LoaderMedia
 
-        limit, is_planned = self.config.limits.max_media_bytes, self.batching.is_planned
-        media = LoaderMedia(self.parts, limit, is_planned=is_planned, on_free=lambda: self.service.tell_soon())
-        self.batching.collate = media.counted(self.batching.collate)
-        return media
-
-    def _restart_position(self, part: str) -> Position:
-        """The first position of a part that a restart would need now."""
-        return self._restart_places(self.batching.settled(self.coordinator.ledger)).get(part, Position())
+        return LoaderMedia(self.parts, self.config.limits.max_media_bytes, bell, is_planned=is_planned)
 
     @property
     def files(self) -> FileRefs:
@@ -273,10 +264,10 @@ class Engine:
         """The current state."""
         outcomes: dict[str, OutcomeState] = {}
         with self.coordinator.lock:
-            ledger = self.batching.settled(self.coordinator.ledger)  # read once: all of it is of one instant
+            ledger = self.coordinator.ledger.settled()  # read once: all of it is of one instant
             if self.outcomes is not None:
-                outcomes = self.outcomes.state(self._restart_places(ledger), self._places_of(ledger))
-        position, counters = self.batching.restart_point(ledger)
+                outcomes = self.outcomes.state(self._restart_places(ledger), self.places_of(ledger))
+        position, counters = ledger.needed()
         return Snapshot(
             library=__version__,
             position=structs.astuple(position),
@@ -300,17 +291,17 @@ class Engine:
         if ledger.reached({}).num_groups == (ledger.leases or [ledger])[0].counters.num_groups:
             return {}
 
-        served = ledger.reached(self._places_of(ledger))
+        served = ledger.reached(self.places_of(ledger))
         late = [(*key, *structs.astuple(place)) for key, place in sorted(ledger.excluded.items()) if place > Position()]
         return {"served": served, "excluded_late": late or msgspec.UNSET}
 
-    def _places_of(self, point: Ledger | RestartPoint) -> dict[str, Position]:
+    def places_of(self, point: Ledger | RestartPoint) -> dict[str, Position]:
         """The first row of each part that is not delivered there."""
         return {"": point.position}
 
     def _restart_places(self, ledger: Ledger) -> dict[str, Position]:
         """The position of each part at which a restart begins."""
-        return self._places_of(self.batching.restart_point(ledger))
+        return self.places_of(ledger.needed())
 
     def _order(self) -> dict[str, Any]:
         """The settings that decide the order of delivery."""
@@ -415,22 +406,16 @@ class Engine:
             _log.warning("snapshot.exclusions_forgotten", num_rows=num_forgotten)
         return ledger.without(known, self.is_of)
 
-    @cached_property
-    def row_keys(self) -> RowKeys:
-        from asyncdata.loader.exclusions import RowKeys
-
-        return RowKeys(self.parts)
-
     def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
         """Whether a group is of one of these rows."""
-        return bool(rows) and self.row_keys.is_of(group, rows)
+        return bool(rows) and self.batching.row_keys.is_of(group, rows)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows; return how many are excluded now.
 
         :raises ConfigError: AD485, if one of them is no row of this loader; nothing has changed then.
         """
-        change = self.row_keys.excluding(rows, lambda ledger: ledger.reached(self._places_of(ledger)))
+        change = self.batching.row_keys.excluding(rows, self)
         (self.coordinator.exclude if self.coordinator.rules.leaves_gaps else self.service.restart)(change)
         num_rows = len(self.coordinator.ledger.excluded)
         _log.info("loader.excluded", num_rows=num_rows)
@@ -441,19 +426,11 @@ class Engine:
         ledger = self.coordinator.ledger
         return ledger.counters.num_samples, self.batching.totals(ledger).num_packs
 
-    def report(self, own: Callable[[], list[RowReport]]) -> int:
-        """Count scores, with several ranks of all of them; see :meth:`LoaderOutcomes.report`."""
-        assert self.outcomes is not None, "the loader remembers scores"
-        with self.coordinator.lock:
-            news = self.outcomes.news(partial(self._places_of, self.coordinator.ledger))
-        return self.outcomes.report(own, news, self.count)
-
     def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
         """Count scores of this rank alone; see :meth:`LoaderOutcomes.count`."""
         assert self.outcomes is not None, "the loader remembers scores"
         with self.service.lock, self.coordinator.lock:
-            places = partial(self._places_of, self.coordinator.ledger)
-            return self.outcomes.count(reports, attempts, places, partial(self.service.restart, identity))
+            return self.outcomes.count(reports, attempts, self)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
@@ -478,7 +455,7 @@ class Engine:
     def _at_epoch(self, epoch: int, ledger: Ledger) -> Ledger:
         if self.outcomes is not None:
             self.outcomes.begin_at(epoch)
-        return self.batching.at_epoch(self.batching.settled(ledger), epoch)
+        return self.batching.at_epoch(ledger.settled(), epoch)
 
     def num_rows(self, timeout_s: float | None) -> int:
         """Rows of an epoch; waits until the row index is complete.
@@ -535,14 +512,7 @@ class Engine:
         """It adds workers while the trainer waits for them."""
         from asyncdata.loader.autotune import Tuner
 
-        return Tuner(
-            limits,
-            self._executor,
-            self._read_ahead,
-            waited=lambda: self.waits.totals()[1],
-            waits_for=self.waits_for,
-            has_delivered=lambda: self.coordinator.ledger.counters.num_groups > 0,
-        )
+        return Tuner(limits, self._executor, self._read_ahead, self)
 
     def waits_for(self) -> str:
         """The stage that a call waits for now: ``start``, ``index``, ``read``, ``tokenize`` or ``media``."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.types import Group, Position, Sample, SourceLocation
-from asyncdata.delivery.ledger import GroupFile, Ledger, RowKey, Served, journal_key
+from asyncdata.delivery.ledger import GroupFile, Ledger, RowKey, journal_key
 
 if TYPE_CHECKING:
     from asyncdata.batching.packs import Pack
-    from asyncdata.core.file_refs import FileRefs
+    from asyncdata.core.identity import FileRefs
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.sources.base import Blocks
 
@@ -74,7 +74,7 @@ class RowKeys:
     :param parts: of a mixture, or the only source.
     """
 
-    def __init__(self, parts: list[OpenedPart]) -> None:
+    def __init__(self, parts: Sequence[OpenedPart]) -> None:
         self._places = {part.name: RowPlaces(part.source.files) for part in parts}
 
     def __call__(self, rows: Iterable[Any]) -> dict[RowKey, str]:
@@ -120,15 +120,12 @@ class RowKeys:
                 found += [(part, (file, place)) for file in places.files(path)]
         return found
 
-    def excluding(self, rows: Iterable[Any], reached: Callable[[Ledger], Served]) -> Callable[[Ledger], Ledger]:
-        """The change of a ledger to one without these rows.
-
-        :param reached: how far a ledger has served each part.
-        """
+    def excluding(self, rows: Iterable[Any], engine: Any) -> Callable[[Ledger], Ledger]:
+        """The change of the engine's ledger to one without these rows."""
         parts = self(rows)
 
         def change(ledger: Ledger) -> Ledger:
-            places = reached(ledger).positions
+            places = ledger.reached(engine.places_of(ledger)).positions
             new = {key: places.get(name, Position()) for key, name in parts.items()}
             return ledger.without(new | ledger.excluded, self.is_of)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import is_loaded_instance
+from asyncdata.core.settings import is_loaded_instance
 from asyncdata.workers.machine import available_memory, num_usable_cpus
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.tokenization.base import TokenizeFn
     from asyncdata.tokenization.part_functions import PartFunctions
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.popen import EarlyForkServer
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.popen import EarlyForkServer
 
 _COPIES = "asyncdata.sources.spool:SpoolReader"
 _FIRST_WORKERS = 1
@@ -104,8 +104,8 @@ def executor_of(
 
         return InlineExecutor(function, num_parts)
 
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.process_pool import Processes
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.process_pool import Processes
 
     def processes(least: int, most: int) -> Processes:
         return Processes(least, given.row_timeout_s, most, early, given.max_bytes_per_worker)

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Generic
 import anyio
 import anyio.to_thread
 
-from asyncdata.core.callbacks import alone, identity
 from asyncdata.core.errors import EndOfData, PrefetchTimeoutError, is_shortage
 from asyncdata.core.settings import checked_timeout
-from asyncdata.core.threads import call_soon_in_this_loop
+from asyncdata.core.threads import alone, call_soon_in_this_loop, identity
 from asyncdata.loader.base import BaseLoader
-from asyncdata.loader.batch_types import B_co, BatchT_co, Item_co
+from asyncdata.loader.config import B_co, BatchT_co, Item_co
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.types import Group, Sample
     from asyncdata.delivery.ledger import Request
+    from asyncdata.delivery.rollouts import WorkRequest
     from asyncdata.loader.batches.pack_batches import PackBatches
     from asyncdata.loader.batches.sample_batches import Batch, SampleBatches
 
@@ -103,9 +103,9 @@ class DataLoader(BaseLoader[Item_co, B_co]):
         """
         return Epoch(self._work(max_out, max_finished), self._next_group)
 
-    def _next_group(self, work: Callable[[], Request]) -> tuple[Group] | None:
+    def _next_group(self, work: WorkRequest) -> tuple[Group] | None:
         try:
-            return self._take(1, None, alone, request=work())
+            return self._take(1, None, alone, request=work.again())
         except EndOfData:
             return None
 
@@ -336,9 +336,9 @@ class AsyncDataLoader(BaseLoader[Item_co, B_co]):
         """Like :meth:`DataLoader.groups`, for ``async for``. If a step is cancelled, no group is consumed."""
         return AsyncEpoch(self._work(max_out, max_finished), self._next_group)
 
-    async def _next_group(self, work: Callable[[], Request]) -> tuple[Group] | None:
+    async def _next_group(self, work: WorkRequest) -> tuple[Group] | None:
         try:
-            return await self._take(1, None, alone, request=work())
+            return await self._take(1, None, alone, request=work.again())
         except EndOfData:
             return None
 
@@ -521,10 +521,20 @@ class AsyncDataLoader(BaseLoader[Item_co, B_co]):
         reason = "the loader was closed by aclose()"
         try:
             with anyio.CancelScope(shield=True):
-                await _in_a_thread(self._close, reason)
+                await self._close_in_a_thread(reason)
         except BaseException:
             self._close(reason)  # asyncio's task.cancel() ignores the shield, and may come before the thread has ended
             raise
+
+    async def _close_in_a_thread(self, reason: str) -> None:
+        """So that the caller's loop keeps running; in this one if the system has no more threads."""
+        try:
+            await anyio.to_thread.run_sync(self._close, reason)
+        except RuntimeError as error:
+            if not is_shortage(error):
+                raise
+
+            self._close(reason)
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -587,14 +597,3 @@ def _holding(loader: BaseLoader[Any, Any], request: Request) -> AbstractContextM
     from asyncdata.delivery.ledger import AT_END
 
     return loader._waiting(request) if request.held.startswith(AT_END) else nullcontext()  # noqa: SLF001 - a part of it
-
-
-async def _in_a_thread(close: Callable[[str], None], reason: str) -> None:
-    """Close in a thread, so that the caller's loop keeps running; without one if the system has no more threads."""
-    try:
-        await anyio.to_thread.run_sync(close, reason)
-    except RuntimeError as error:
-        if not is_shortage(error):
-            raise
-
-        close(reason)

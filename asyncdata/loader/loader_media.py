@@ -14,11 +14,12 @@ from asyncdata.workers.base import Crashed, error_of
 from asyncdata.workers.changes import SENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from asyncdata.core.messages import Reply
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.coordinator import Coordinator
+    from asyncdata.delivery.items import Bell
     from asyncdata.delivery.media_queue import Wanted
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.read_ahead.calls import Calls
@@ -28,25 +29,23 @@ class LoaderMedia:
     """Media that are loaded before samples are delivered.
 
     :param is_planned: whether packs are planned, or there are none; otherwise they are made of samples as they come.
-    :param on_free: called, in any thread, when media are freed.
+    :param bell: rung, in any thread, when media are freed.
     """
 
-    def __init__(
-        self, parts: Sequence[OpenedPart], max_bytes: int, *, is_planned: bool, on_free: Callable[[], object]
-    ) -> None:
-        self.budget = MediaBudget(max_bytes, on_free)
+    def __init__(self, parts: Sequence[OpenedPart], max_bytes: int, bell: Bell, *, is_planned: bool) -> None:
+        self.budget = MediaBudget(max_bytes, bell)
         self._is_planned = is_planned
         self._columns = {column.name: column for part in parts for column in declared_columns(part.function)}
         self._policies = {part.name: part.bad_rows for part in parts}
         self._numbers = {part.name: number for number, part in enumerate(parts)}
 
-    def counted(self, collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """``collate``, so that the media in its batches count as long as they are held."""
-        return self.budget.counted(collate, {name for name, one in self._columns.items() if one.phase == "load"})
+    def count(self, batch: Any) -> None:
+        """Count the media in a batch as long as they are held."""
+        self.budget.count(batch, {name for name, one in self._columns.items() if one.phase == "load"})
 
     def queue(self, channel: Channel) -> MediaQueue:
         """What waits in a channel."""
-        return MediaQueue(self.budget, self._columns, self._policies, channel.emit, for_packs=not self._is_planned)
+        return MediaQueue(self.budget, self._columns, self._policies, channel, for_packs=not self._is_planned)
 
     def numbers(self, channel: Channel) -> dict[str, Any]:
         """Numbers for :class:`~asyncdata.Statistics`."""

@@ -162,8 +162,7 @@ def num_batches(engine: Any, found: Any) -> int:
     config = engine.config
     size = (config.batch_size or 1) * config.ranks.world_size
     if engine.batching.is_packed:
-        windows: Any = engine.parts[0].windows
-        plan = windows.plan(engine.epoch)
+        plan = engine.batching.plans.find(engine.epoch)
         number = 0 if plan is None else plan.num_packs  # None: the data has ended
     else:
         number = found * config.n_samples_per_prompt

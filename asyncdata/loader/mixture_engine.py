@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -10,7 +9,7 @@ from msgspec import structs
 
 from asyncdata.checkpoint.saved_mixture import MixtureMatch, SavedMixture, SavedPart
 from asyncdata.core.errors import AsyncDataError, ConfigError, SourceError
-from asyncdata.core.file_refs import FileRefs, ObjectRefs, joined
+from asyncdata.core.identity import FileRefs, ObjectRefs, joined
 from asyncdata.core.messages import Job
 from asyncdata.delivery.mixture import MergeRecord, MixturePoint, MixtureState, PartCursor
 from asyncdata.loader.engine import Engine, Matched
@@ -75,9 +74,8 @@ class MixtureEngine(Engine):
         config = leaf.part.config(self.config, leaf.name)
         # The parts have one exchange, which divides their windows; each rank makes their row indexes by itself.
         alone = structs.replace(config, ranks=structs.replace(config.ranks, exchange=None))
-        restart_point = partial(self._restart_position, leaf.name)
         try:
-            return opened_part(leaf.name, leaf.part.source, alone, function, calls, restart_point)
+            return opened_part(leaf.name, leaf.part.source, alone, function, calls)
         except (SourceError, ConfigError) as error:
             raise of_part(error, leaf.name) from error
 
@@ -119,10 +117,10 @@ class MixtureEngine(Engine):
     # State.
 
     def _state_of(self, ledger: Ledger) -> MixtureState:
-        point: MixturePoint = self.batching.restart_point(ledger).counters.mixture
+        point: MixturePoint = ledger.needed().counters.mixture
         return point.state_until(ledger.counters.mixture)
 
-    def _places_of(self, point: Ledger | RestartPoint) -> dict[str, Position]:
+    def places_of(self, point: Ledger | RestartPoint) -> dict[str, Position]:
         state: MixtureState = point.counters.mixture.state
         return {name: cursor.position for name, cursor in state.parts.items()}
 

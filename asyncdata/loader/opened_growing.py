@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import Position
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.sources.growing import GrowingBlocks
-    from asyncdata.sources.text.jsonl import JsonlSource
+    from asyncdata.sources.jsonl import JsonlSource
 
 
 class GrowingOrder(Order):

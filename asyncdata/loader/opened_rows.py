@@ -11,13 +11,11 @@ import msgspec
 
 from asyncdata.batching.planned import PlannedOrder
 from asyncdata.batching.preset_packing import PresetPacking
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.digest import canonical, digest
-from asyncdata.core.errors import BadRowError, ConfigError, LoaderClosedError
+from asyncdata.core.errors import ConfigError, LoaderClosedError, get_logger
 from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
-from asyncdata.core.log import get_logger
+from asyncdata.core.identity import canonical, digest
 from asyncdata.core.messages import REMOTE_LINES, Job, ReaderSpec
-from asyncdata.delivery.bad_rows import without_text
+from asyncdata.core.threads import no_op
 from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
 from asyncdata.order.order import RowOrder
 from asyncdata.order.shuffle import RowShuffle
@@ -156,7 +154,6 @@ class _IndexedSource:
             spooled = {"inner": files.reader.path, "settings": files.reader.settings, "folder": self._index.spool}
             reader = ReaderSpec("asyncdata.sources.spool:SpoolReader", spooled)
             self._job = msgspec.structs.replace(self._job, reader=reader)
-        self._num_bad_rows = 0
         self._indexer = self._made_indexer()
 
     def opened(self) -> OpenedSource:
@@ -166,24 +163,19 @@ class _IndexedSource:
         canary_blocks = 1 if any(files.are_arrays) else _MAX_CANARY_BLOCKS
         slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * job.stride
         args = files, self._order, self._opening.calls, self._index, self._indexer, self._opening.share
-        windows = IndexedWindows(*args, restart_point=self._opening.restart_point)
+        windows = IndexedWindows(*args)
         return OpenedSource(files, self._order, job, slot_bytes, canary_blocks, windows, self._close, self._index)
 
     def _made_indexer(self) -> Indexer:
         files, check, ranks = self._files, self._order.shuffle.looks_at, self._ranks
-        excerpts = self._opening.bad_rows.shows_row
-        settings = files, self._opening.calls, self._index, check, self._file(), self._pass_over
+        settings = files, self._opening.calls, self._index, check, self._file(), self._opening.bad_rows
         if not self._is_shared:
-            return Indexer(*settings, shows_rows=excerpts)
+            return Indexer(*settings)
 
         return SharedIndexer(
             *settings,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
+            ranks=ranks,
             identity=f"{files.fingerprint()['digest']} {self._identity} {check} {files.num_blocks}",
-            exchange=ranks.exchange,
-            timeout_s=ranks.exchange_timeout_s,
-            shows_rows=excerpts,
         )
 
     def _close(self) -> None:
@@ -192,16 +184,6 @@ class _IndexedSource:
             self._index.fail(LoaderClosedError("the loader was closed before its rows were counted"))
         self._files.close()
         self._remove()
-
-    def _pass_over(self, error: BadRowError) -> None:
-        policy = self._opening.bad_rows
-        error = error if policy.shows_row else without_text(error)
-        if not policy.is_raised:
-            policy.pass_over(error)
-        if policy.stops_after(self._num_bad_rows):
-            raise policy.stop_error(error)
-
-        self._num_bad_rows += 1
 
     def _refuse_foreign(self) -> None:
         """Refuse an index that another user may have written: it would choose this run's rows."""

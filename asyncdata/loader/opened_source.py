@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from asyncdata.batching.planned import PlannedOrder
     from asyncdata.batching.rules import PackRules
-    from asyncdata.core.types import Position
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Exclusions
     from asyncdata.loader.config import Cache, LoaderConfig
@@ -40,7 +39,6 @@ class Opening(NamedTuple):
     :ivar name: of the part; empty for the only one.
     :ivar config: the loader's configuration, as it holds for it.
     :ivar calls: what it asks workers for.
-    :ivar restart_point: returns the first position that a restart would need now.
     :ivar bad_rows: what is done with its bad rows, also with those that the row index excludes.
     :ivar plan: how packs are planned; None if they are not.
     :ivar share: the rows that are tokenized here; None: all.
@@ -50,7 +48,6 @@ class Opening(NamedTuple):
     config: LoaderConfig
     function: Any
     calls: Calls
-    restart_point: Callable[[], Position]
     bad_rows: BadRowPolicy
     plan: PackRules | None = None
     share: Share | None = None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import is_loaded_instance
-from asyncdata.core.types import Position
+from asyncdata.core.settings import is_loaded_instance
 from asyncdata.delivery.bad_rows import BadRowPolicy
 from asyncdata.loader.opened_source import OpenedPart, OpenedSource, Opening, with_block_cache
 from asyncdata.order.order import Order, Share
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
     from asyncdata.batching.rules import PackRules
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.read_ahead.calls import Calls
+    from asyncdata.sources.jsonl import JsonlSource
     from asyncdata.sources.stream import RowStream
-    from asyncdata.sources.text.jsonl import JsonlSource
 
 _LONG_ROWS_BYTES = 64 << 20
 """More room in a slot, where rows that do not fit would be read again, from a store. It takes memory only when used."""
@@ -35,7 +33,6 @@ def opened_part(
     config: LoaderConfig,
     function: Any,
     calls: Calls,
-    restart_point: Callable[[], Position],
     plan: PackRules | None = None,
     share: Share | None = None,
 ) -> OpenedPart:
@@ -52,7 +49,7 @@ def opened_part(
 
         quarantine = Quarantine.opened(settings.path if settings.policy == "quarantine" else None)
         bad_rows = bad_rows._replace(pass_over=quarantine.add)
-    opening = Opening(name, config, function, calls, restart_point, bad_rows, plan, share)
+    opening = Opening(name, config, function, calls, bad_rows, plan, share)
     opened = _opened_source(described(source), opening)
     warn_about_files(opened.files)
     return OpenedPart(opening, opened)
@@ -101,6 +98,6 @@ def _opened_stream(stream: RowStream, shuffle: Shuffle, opening: Opening) -> Ope
 
     order = StreamOrder(shuffle, opening.config.seed, len(stream.files))
     job = structs.replace(opening.job(stream, shuffle.block_bytes), keeps_rows=True)
-    windows = StreamWindows(stream, order, opening.calls, restart_point=opening.restart_point)
+    windows = StreamWindows(stream, order, opening.calls)
     slot_bytes = max(order.window_bytes, stream.max_row_bytes) + 1
     return OpenedSource(stream, order, job, slot_bytes, 0, windows, stream.close)

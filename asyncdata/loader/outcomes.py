@@ -15,9 +15,15 @@ import anyio
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError, WorkerError
-from asyncdata.core.log import get_logger
-from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
+from asyncdata.core.errors import (
+    ConfigError,
+    InvalidGroupError,
+    SnapshotError,
+    SnapshotMismatchError,
+    WorkerError,
+    get_logger,
+)
+from asyncdata.core.threads import call_soon_in_this_loop, identity, started_and_awaited
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.chunk import NO_IDS, Ids, row_ids
 from asyncdata.delivery.ledger import grouped
@@ -30,9 +36,10 @@ if TYPE_CHECKING:
     from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.sources.base import Blocks
+    from asyncdata.telemetry.recorder import Recorder
+    from asyncdata.telemetry.settings import NoRecorder
 
     News = list[tuple[str, int, Ids]]
-    Places = Callable[[], Mapping[str, Position]]
 
 
 _log = get_logger(__name__)
@@ -261,27 +268,27 @@ class LoaderOutcomes:
         self._exchange, self._world_size = settings.exchange if world_size > 1 else None, world_size
         self._group_size = group_size
 
-    def report(self, own: Callable[[], list[RowReport]], news: News, count: Callable[[Any], int]) -> int:
+    def report(self, engine: Any, recorder: Recorder | NoRecorder, items: Any, scores: Any) -> int:
         """Count scores, with several ranks of all of them; return how many were new. Then every rank must call it.
 
-        :param own: makes this rank's reports.
-        :param news: as from :meth:`news`.
-        :param count: calls :meth:`count` with the locks, which are not held now.
+        :param items: samples or groups.
         :raises InvalidGroupError: if a report cannot be counted (AD482), or all lack a reward (AD484).
         :raises WorkerError: AD486, if another rank cannot report or be reached; nothing is counted then.
         :raises ConfigError: AD487, if another rank leaves out other rows.
         """
         if self._exchange is None:
-            return count(own())
+            return int(engine.count(self._own(recorder, items, scores)))
 
+        with engine.coordinator.lock:
+            news = self.news(engine)
         decided = [[name, epoch, blake2b(ids.tobytes(), digest_size=16).hexdigest()] for name, epoch, ids in news]
         try:
-            message = _Message(own(), decided)
+            message = _Message(self._own(recorder, items, scores), decided)
         except Exception as error:  # also a fault of what the trainer has given
-            self._send(self._exchange, _Message(error=str(error) or repr(error)))  # the others wait for it
+            self._send(_Message(error=str(error) or repr(error)))  # the others wait for it
             raise
 
-        messages = self._send(self._exchange, message)
+        messages = self._send(message)
         for rank, message in enumerate(messages):
             if message.error:
                 raise WorkerError(f"AD486 rank {rank} cannot report its scores, and none was counted: {message.error}")
@@ -292,32 +299,35 @@ class LoaderOutcomes:
                     "policies or states differ, or one of them took samples while it reported"
                 )
 
-        return count(report for message in messages for report in message.reports)
+        return int(engine.count(report for message in messages for report in message.reports))
 
-    def _send(self, exchange: Callable[[bytes], list[bytes]], message: _Message) -> list[_Message]:
+    def _own(self, recorder: Recorder | NoRecorder, items: Any, scores: Any) -> list[RowReport]:
+        """This rank's reports."""
+        reports = self.reports_of(items, scores)
+        recorder.scored([(report.key, [score for _, score in report.scores]) for report in reports])
+        return reports
+
+    def _send(self, message: _Message) -> list[_Message]:
+        assert self._exchange is not None, "there are several ranks"
         try:
-            answers = exchange(msgspec.msgpack.encode(message))
+            answers = self._exchange(msgspec.msgpack.encode(message))
         except Exception as error:  # whatever the trainer's library raises
             raise WorkerError(
                 f"AD486 the other ranks cannot be reached with scores: {error!r}. Each rank must call report() equally "
                 "often, with no samples if it has none"
             ) from error
 
-        decode = msgspec.msgpack.Decoder(_Message).decode
-        return rank_answers(answers, decode, self._world_size, "Outcomes(exchange=...)")
+        return rank_answers(answers, _Message, self._world_size, "Outcomes(exchange=...)")
 
-    def news(self, places: Places) -> News:
-        """What epochs of a part exclude, of those that have begun since the last report that was counted.
-
-        :param places: as in :meth:`state`, of the present ledger.
-        """
-        parts = self._newest(places)
+    def news(self, engine: Any) -> News:
+        """What epochs of a part exclude, of those that have begun since the last report that was counted."""
+        parts = self._newest(engine)
         return [(n, e, part.fresh[e]) for n, part, place in parts for e in sorted(part.fresh) if Position(e) < place]
 
-    def _newest(self, places: Places) -> list[tuple[str, PartOutcomes, Position]]:
+    def _newest(self, engine: Any) -> list[tuple[str, PartOutcomes, Position]]:
         """The parts that have decided lately, and up to where each is delivered. Most reports come when none has."""
         parts = [(name, part) for name, part in self.parts.items() if part.fresh]
-        found = places() if parts else {}
+        found = engine.places_of(engine.coordinator.ledger) if parts else {}
         return [(name, part, found.get(name, Position())) for name, part in parts]
 
     def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Any) -> list[RowReport]:
@@ -371,12 +381,12 @@ class LoaderOutcomes:
 
         return [sample.source_epoch, self.parts[name].row_id(sample), name]
 
-    def count(self, reports: Iterable[RowReport], attempts: int | None, places: Places, redo: Callable[[], Any]) -> int:
+    def count(self, reports: Iterable[RowReport], attempts: int | None, engine: Any) -> int:
         """Count scores of rows; return how many were new. Scores of parts that are not there any more are left out.
 
+        If epochs after that have other rows now, they are read again.
+
         :param attempts: samples of a row in an epoch; None: as many as a group has.
-        :param places: as in :meth:`news`.
-        :param redo: called if epochs after that have other rows now, which are to be read again.
         :raises InvalidGroupError: if they lack the reward that the policy reads (AD484); none is counted.
         """
         found: dict[tuple[str, str], list[RowReport]] = {}
@@ -386,8 +396,8 @@ class LoaderOutcomes:
         self._refuse_other_keys({key for _, key in found})
         size = attempts or self._group_size
         number = sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
-        if sum(part.decide_anew(place) for _, part, place in self._newest(places)):  # all are asked
-            redo()
+        if sum(part.decide_anew(place) for _, part, place in self._newest(engine)):  # all are asked
+            engine.service.restart(identity)
         return number
 
     def begin_at(self, epoch: int) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.loader.batches.sample_batches import Batching
+from asyncdata.loader.batches.sample_batches import Batching, Making
 from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from asyncdata.batching.length_grouping import LengthGrouping
     from asyncdata.batching.rules import PackRules
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.order.order import Share
-    from asyncdata.read_ahead.windows.base import Windows
 
 
 class PackingChoice(NamedTuple):
@@ -63,19 +62,18 @@ class PackingChoice(NamedTuple):
         """How packs are planned before their rows are read; None: they are made from samples as they come."""
         return self.rules if self.rules is not None and self.rules.is_planned else None
 
-    def batching(
-        self,
-        config: LoaderConfig,
-        collate_fn: Callable[[list[Any]], Any],
-        windows: Windows,
-        functions: Iterable[Any],
-    ) -> Batching:
+    @property
+    def is_in_order(self) -> bool:
+        """Whether each row of D is at its place in a batch: samples as they come, or planned packs."""
+        return self.rules is None or self.rules.is_planned
+
+    def batching(self, making: Making) -> Batching:
         """What makes the batches.
 
-        :param functions: the tokenize functions.
         :raises ConfigError: if one of them makes prompts, and they are to be packed (AD416), or for a collator of packs
             without packs, or of samples with them (AD405), or with another ``max_length`` than the packing (AD450).
         """
+        collate_fn: Any = making.collate
         if not callable(collate_fn):
             raise ConfigError(f"collate_fn is a function of a list of samples or packs; got {collate_fn!r}")
 
@@ -90,20 +88,21 @@ class PackingChoice(NamedTuple):
             )
 
         if self.packs_samples:
-            _refuse_prompts(functions)
+            _refuse_prompts(part.function for part in making.parts)
         if self.rules is None:
-            return Batching(config, collate_fn)
+            return Batching(making)
 
         from asyncdata.loader.batches.pack_batches import OnlineBatching, PlannedBatching
         from asyncdata.loader.batches.pack_rules import with_length
         from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
 
-        collate_fn = with_length(collate_fn, self.rules.packing)
+        making = making._replace(collate=with_length(collate_fn, self.rules.packing))
         if not self.rules.is_planned:
-            return OnlineBatching(self.rules, config, collate_fn, packs_samples=self.packs_samples)
+            return OnlineBatching(making, self.rules)
 
-        assert isinstance(windows, IndexedWindows), "a plan needs a row index"
-        return PlannedBatching(windows, config, collate_fn, packs_samples=self.packs_samples)
+        windows = making.parts[0].windows
+        assert isinstance(windows, IndexedWindows) and windows.plans is not None, "a plan needs a row index"
+        return PlannedBatching(making, windows.plans)
 
 
 def _refuse_prompts(functions: Iterable[Any]) -> None:

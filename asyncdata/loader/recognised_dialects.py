@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from msgspec import structs
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, SourceError, get_logger
 from asyncdata.core.messages import NOT_IN_SLOT, TOO_LONG, Job, Overflow, RowError, Scan, Scanned, Tokenize, Tokenized
+from asyncdata.core.threads import no_op
 from asyncdata.delivery.bad_rows import error_at
 from asyncdata.order.shuffle import Shuffle
 from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
 from asyncdata.sources.resolve import described
 from asyncdata.sources.stream import RowStream, StreamOrder
+from asyncdata.tokenization.base import named
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn
 from asyncdata.tokenization.functions.dialects import DIALECTS, fitting
 from asyncdata.tokenization.part_functions import PartFunctions
-from asyncdata.tokenization.resolve import named
 from asyncdata.tokenization.rows import RowFault, decode_object
 from asyncdata.workers.base import error_of
 from asyncdata.workers.request_handler import Handler

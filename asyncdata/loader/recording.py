@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.errors import redacted
-from asyncdata.core.file_refs import all_sizes
-from asyncdata.core.log import cleaned
-from asyncdata.core.version import __version__
+from asyncdata.core import __version__
+from asyncdata.core.errors import cleaned, redacted
+from asyncdata.core.identity import all_sizes
 from asyncdata.loader.batches.pack_batches import PackBatching
 from asyncdata.telemetry.recorder import Recorder, WatchedCoordinator
 from asyncdata.telemetry.records import (
@@ -24,8 +23,8 @@ from asyncdata.telemetry.records import (
     SourceCounts,
     TokenizerName,
 )
+from asyncdata.tokenization.base import resolved
 from asyncdata.tokenization.part_functions import PartFunctions
-from asyncdata.tokenization.resolve import resolved
 from asyncdata.workers.machine import resident_memory
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.identity import canonical, digest
 from asyncdata.read_ahead.windows.shared_scans import SharedScans
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart]) -> SharedSca
         )
 
     identity = cache(lambda: digest(canonical(list(map(_identity, parts)))))
-    scans = SharedScans(config.ranks.exchange, config.ranks.rank, config.ranks.world_size, identity)
+    scans = SharedScans(config.ranks, identity)
     are_divided = [part.windows.share(scans, number) for number, part in enumerate(parts)]
     if not any(are_divided):
         raise ConfigError(

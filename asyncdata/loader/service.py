@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError, short_of
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError, get_logger, short_of
 from asyncdata.core.threads import at_exit, call_soon_in_this_loop, started, watch_end
-from asyncdata.delivery.items import Failure
+from asyncdata.delivery.items import Bell, Failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from asyncdata.read_ahead.mixture import MixtureReadAhead
     from asyncdata.read_ahead.row_index.row_index import RowIndex
     from asyncdata.read_ahead.source import ReadAhead
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.popen import EarlyForkServer
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.popen import EarlyForkServer
 
 
 open_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -68,6 +67,7 @@ class Service:
     """Runs until :meth:`close`. It starts at the first :meth:`start`, not before.
 
     :param coroutines: run as long as the service, besides the executor and the read-ahead.
+    :param bell: rung when the read-ahead may go on.
     :param slot_bytes: memory of a slot.
     :param event_loop: ``asyncio``, ``uvloop`` or ``trio``: the event loop of its thread.
     :param early: the fork server that was started early, with the thread in which the service will run.
@@ -82,6 +82,7 @@ class Service:
         coroutines: Sequence[Callable[[], Awaitable[None]]],
         executor: Pool,
         coordinator: Coordinator,
+        bell: Bell,
         *,
         slot_bytes: int,
         event_loop: str = "asyncio",
@@ -90,7 +91,7 @@ class Service:
     ) -> None:
         self._job, self._executor, self._coordinator, self._index = job, executor, coordinator, index
         self._event_loop, self._early = event_loop, early
-        self._read_ahead, self._coroutines = read_ahead, coroutines
+        self._read_ahead, self._coroutines, self._bell = read_ahead, coroutines, bell
         self._slot_bytes = slot_bytes
         self.lock = threading.RLock()  # reentrant: a garbage collection while it is held may close the loader
         self._thread: threading.Thread | None = None
@@ -176,11 +177,6 @@ class Service:
             channel.is_begun = True
         self._read_ahead.changed()  # its media may be asked for now: the start has dropped all earlier requests
 
-    def tell_soon(self) -> None:
-        """Tell the read-ahead that there is room. From any thread; do nothing before the service runs."""
-        if self._call_soon is not None:
-            self._call_soon(partial(self._guarded, self._read_ahead.changed))
-
     def reopen_soon(self) -> None:
         """Have the workers open the tokenize function again. From any thread."""
         with self.lock:
@@ -216,6 +212,7 @@ class Service:
                 group.start_soon(self._run_part, run)
             with self.lock:
                 self._call_soon = call_soon_in_this_loop()
+                self._bell.ring = partial(self._call_soon, partial(self._guarded, self._read_ahead.changed))
                 if self._is_closed:
                     self._stop.set()
             self._begin()

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Protocol
 
-from asyncdata.core.errors import WorkerError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import WorkerError, get_logger
 from asyncdata.core.threads import started
 
 _log = get_logger(__name__)

@@ -9,8 +9,8 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import get_logger
+from asyncdata.core.threads import no_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import Reply, Request
     from asyncdata.workers.base import Crashed
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.worker import Call
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.worker import Call
 
 T = TypeVar("T")
 

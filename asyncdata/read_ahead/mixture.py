@@ -36,14 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdata.core.messages import Request
+    from asyncdata.core.types import Position
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import DeliveryRules, Ledger
+    from asyncdata.delivery.mixture import MixtureState
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.read_ahead.source import Supply
-    from asyncdata.workers.pool.pool import Pool
-    from asyncdata.workers.pool.worker import Call
+    from asyncdata.workers.pool import Pool
+    from asyncdata.workers.worker import Call
 
 T = TypeVar("T")
 _MIN_CAPACITY = 2048
@@ -160,6 +162,10 @@ class Part:
 
     # What its read-ahead asks.
 
+    def restart_position(self) -> Position:
+        """The first position of this part that a restart would need now."""
+        return self._mixture.restart_position(self.name)
+
     def is_awaited(self, channel: Channel) -> bool:
         """Whether a call waits for a sample of this part."""
         return self._mixture.is_awaited(self)
@@ -206,7 +212,7 @@ class MixtureReadAhead:
         self._schedule = node, seed
         self._calls, self._coordinator, self._epochs = calls, coordinator, epochs
         self.lock, self.changed = coordinator.lock, calls.changed
-        self.ready = ReadyAhead(self._bytes_limit)
+        self.ready = ReadyAhead(coordinator)
         self._parts = [
             Part(self, leaf, supply, coordinator.rules) for leaf, supply in zip(node.leaves(), supplies, strict=True)
         ]
@@ -421,15 +427,16 @@ class MixtureReadAhead:
         for part, share in zip(self._parts, shares_of(self._schedule[0]), strict=True):
             part.set_capacity(max(min(_MIN_CAPACITY, total), int(share * total)))
 
+    def restart_position(self, part: str) -> Position:
+        """The first position of a part that a restart would need now."""
+        state: MixtureState = self._coordinator.ledger.settled().needed().counters.mixture.state
+        return state.parts.get(part, PartCursor()).position
+
     def is_awaited(self, part: Part) -> bool:
         """Whether a call waits for a sample of a part."""
         is_blocked = self._merger is not None and self._merger.blocked == part.leaf.number  # since the last merge
         is_next = is_blocked and not part.channel.num_ready
         return is_next and self._coordinator.is_awaited(self._channel)
-
-    def _bytes_limit(self) -> int:
-        """Bytes that all parts together may keep ready."""
-        return self._coordinator.rules.max_ready_bytes - self._coordinator.channel.num_ready_bytes
 
     @property
     def digests(self) -> list[str]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,11 +18,10 @@ from asyncdata.workers.changes import Promise
 MessageT = TypeVar("MessageT")
 
 
-def rank_answers(
-    answers: Sequence[bytes], decode: Callable[[bytes], MessageT], world_size: int, name: str
-) -> list[MessageT]:
+def rank_answers(answers: Sequence[bytes], kind: type[MessageT], world_size: int, name: str) -> list[MessageT]:
     """The messages of all ranks.
 
+    :param kind: of the messages; they are in MessagePack.
     :param name: of the setting that has the exchange.
     :raises ConfigError: AD487, if they are none.
     """
@@ -30,7 +29,7 @@ def rank_answers(
         if not all(isinstance(answer, bytes | bytearray | memoryview) for answer in answers):
             raise TypeError(f"they are of the type {type(answers[0]).__name__}")
 
-        messages = list(map(decode, answers))
+        messages = list(map(msgspec.msgpack.Decoder(kind).decode, answers))
     except (msgspec.DecodeError, TypeError) as error:
         raise ConfigError(f"AD487 {name} did not return the bytes of each rank: {error}") from error
 
@@ -52,15 +51,16 @@ def has_left(answers: object) -> bool:
 class RankCalls:
     """Calls the exchange, one call after another. A rank that sends no byte has left, and no rank calls after that.
 
-    :param exchange: a call sends bytes to all ranks, and returns those of each.
+    :param ranks: the loader's setting, with an exchange: a call sends bytes to all ranks, and returns those of each.
     :param timeout_s: seconds to wait for the others in a call; None: as long as the exchange itself waits.
     :param what: they exchange, for errors.
     :param then: what follows from a call that fails, for its error.
     :ivar answers: what the ranks sent in the last call that has ended; the coroutine that called may be cancelled.
     """
 
-    def __init__(self, exchange: Callable[[bytes], list[bytes]], timeout_s: float | None, what: str, then: str) -> None:
-        self._exchange, self._timeout_s, self._what, self._then = exchange, timeout_s, what, then
+    def __init__(self, ranks: Any, timeout_s: float | None, what: str, then: str) -> None:
+        self._exchange: Callable[[bytes], list[bytes]] = ranks.exchange
+        self._timeout_s, self._what, self._then = timeout_s, what, then
         self._queue: SimpleQueue[Callable[[], bytes | None] | None] = SimpleQueue()
         self._has_ended = threading.Event()
         self._has_failed = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import msgspec
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
     from asyncdata.delivery.chunk import Marks
-    from asyncdata.delivery.ledger import DeliveryRules, Ledger, RowKey
+    from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.read_ahead.calls import Calls, Later
-    from asyncdata.read_ahead.windows.base import OpenWindow, Windows
+    from asyncdata.read_ahead.windows.base import Feed, OpenWindow, Windows
     from asyncdata.sources.base import Blocks
 
 
@@ -52,31 +52,6 @@ _TARGET_S = 0.05
 next row of the order is waited for. Median CPU time per row, all processes, two workers with a Hugging Face tokenizer
 on a busy machine: 5 ms 685 us, 10 ms 572, 20 ms 522, 30 ms 520, 50 ms 477, 100 ms 486. A function of 13 us per row
 reaches the limit of 1024 rows first: 15.9 us at 5 ms, 15.1 from 20 ms on."""
-
-
-class Feed(Protocol):
-    """Where rows go: the coordinator, or a part of a mixture. A restart makes a new channel.
-
-    :ivar lock: held while anything of the channel changes.
-    """
-
-    rules: DeliveryRules
-    lock: Any
-
-    @property
-    def channel(self) -> Channel: ...
-
-    def is_awaited(self, channel: Channel) -> bool:
-        """Whether a call waits for a sample, and none is left."""
-
-    def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
-        """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
-
-    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
-        """Set the content of ``entry``."""
-
-    def fail(self, channel: Channel, failure: Failure) -> None:
-        """End with an error, after everything that is entered."""
 
 
 class Supply(NamedTuple):
@@ -109,7 +84,8 @@ class ReadAhead:
         self._coordinator, self._epochs, self.changed = coordinator, epochs, self._calls.changed
         self.pacer = ChunkPacer(coordinator.rules.capacity, self._calls.num_workers)
         self._left_out: dict[RowKey, Position | None] = {}
-        self._marks: Marks | None = None  # of the current window; None: not known yet
+        self._marks: Marks | None = None  # of the first rows of the current window
+        self._num_marked = 0
         self._begun: tuple[Ledger, Channel, list[str]] | None = None
         self._scope: anyio.CancelScope | None = None
         self._row = 0
@@ -125,7 +101,7 @@ class ReadAhead:
         :param expected_canaries: digests of a snapshot; nothing is delivered until the canaries have the same.
         """
         self._begun = ledger, self._coordinator.channel, expected_canaries or []
-        self._opener.begin()
+        self._opener.begin(self._coordinator)
         self._calls.restart()
         if self._scope is not None:
             self._scope.cancel()
@@ -162,7 +138,7 @@ class ReadAhead:
             epoch, number, row = msgspec.structs.astuple(position)
             ahead = self._opening(epoch, number)
             while ahead is not None:
-                self._current, self._row, self._marks, self._ahead = (epoch, number), row, None, None
+                self._current, self._row, self._num_marked, self._ahead = (epoch, number), row, 0, None
                 window = await ahead
                 await self._send_rows(window)
                 window.sent()
@@ -239,8 +215,8 @@ class ReadAhead:
 
     def _send(self, window: OpenWindow, entry: Entry) -> bool:
         first, stop = self._row, self._row + entry.num_rows
-        if self._marks is None or len(self._marks) < stop:  # its first rows may be sent before the others are known
-            self._marks = self._marked(window)
+        if self._num_marked < stop:  # its first rows may be sent before the others are known
+            self._marks, self._num_marked = self._marked(window), window.num_rows
         ends_epoch = window.is_last and stop >= window.num_rows
         place = Position(*self._current, first)
         part = _RowsInFlight(self._channel, entry, window, place, ends_epoch, self._marks, self._looks(window, stop))
@@ -278,9 +254,13 @@ class ReadAhead:
             self._seen_files |= found.keys()
         return sorted(looks)
 
-    def _marked(self, window: OpenWindow) -> Marks:
-        """The one mask: which rows of the current window are left out, as far as they are known."""
-        marks, ids = np.zeros(window.num_rows, np.int8), self._channel.excluded(self._current[0])
+    def _marked(self, window: OpenWindow) -> Marks | None:
+        """The one mask: which rows of the current window are left out, as far as they are known; None: none is."""
+        ids = self._channel.excluded(self._current[0])
+        if not (self._left_out or len(ids)):
+            return None
+
+        marks = np.zeros(window.num_rows, np.int8)
         for row in window.find(self._left_out.keys()):
             since = self._left_out[window.key(row)]
             is_later = since is not None and Position(*self._current, row) >= since
@@ -350,11 +330,9 @@ class ReadAhead:
         return other
 
     def _deliver(self, part: _RowsInFlight, reply: Tokenized) -> None:
-        chunk, bounds = part.chunk(reply, self._source), part.bounds
-        seen = msgspec.structs.replace(reply, is_padded=True) if self._opener.is_padded else reply
-        self._notes.see(seen, chunk.num_rows, chunk.row_location)
-        drops, files = rows_by_reason(chunk), lambda: part.window.keys(*bounds)[0]
-        self._mass_drops.see(chunk.num_rows, drops, files, chunk.row_location, chunk.ours)
+        chunk = part.chunk(reply, self._source)
+        self._notes.see(msgspec.structs.replace(reply, is_padded=True) if self._opener.is_padded else reply, chunk)
+        self._mass_drops.see(chunk, rows_by_reason(chunk), chunk.ours)
         self._coordinator.fill(part.channel, part.entry, chunk)
         self._has_answer = True
 
@@ -388,14 +366,17 @@ class ReadAhead:
 
 
 class _RowsInFlight(msgspec.Struct, eq=False):
-    """Rows of a window that are being tokenized; ``marks``: those of the window; ``looks``: rows to look at."""
+    """Rows of a window that are being tokenized.
+
+    :ivar marks: of the window's rows; None: all are delivered. ``looks``: rows to look at.
+    """
 
     channel: Channel
     entry: Entry
     window: OpenWindow
     position: Position
     ends_epoch: bool
-    marks: Marks
+    marks: Marks | None
     looks: list[int]
 
     @property
@@ -413,11 +394,16 @@ class _RowsInFlight(msgspec.Struct, eq=False):
         if placed is not None:
             return placed
 
-        request, is_out = self.window.request(first, stop), self.marks[first:stop] > WAS_SERVED
+        request = self.window.request(first, stop)
+        if looks := [row - first for row in self.looks if first <= row < stop]:
+            request = msgspec.structs.replace(request, looks=looks)
+        if self.marks is None:
+            return request
+
+        is_out = self.marks[first:stop] > WAS_SERVED
         if is_out.all():
             return msgspec.structs.replace(_NOTHING, expected=request.expected)
 
-        request = msgspec.structs.replace(request, looks=[row - first for row in self.looks if first <= row < stop])
         return leaving_out(request, is_out) if is_out.any() else request
 
     def chunk(self, reply: Tokenized, source: str) -> Chunk:
@@ -425,13 +411,16 @@ class _RowsInFlight(msgspec.Struct, eq=False):
         place = self.position, self.entry.num_rows, self.window
         chunk = Chunk(reply, *place, ends_epoch=self.ends_epoch, source=source)
         first, stop = self.bounds
-        if (marks := self.marks[first:stop]).any():
+        if self.marks is not None and (marks := self.marks[first:stop]).any():
             chunk.leave_out(marks)
         return chunk
 
 
 def _num_elsewhere(reply: Tokenized) -> int:
     """The rows of a reply that other ranks tokenize, or have tokenized."""
+    if not reply.expected:
+        return reply.num_elsewhere
+
     return reply.num_elsewhere + int(np.count_nonzero(is_elsewhere(np.frombuffer(reply.expected, np.int32))))
 
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from asyncdata.core.messages import ON_PURPOSE, is_mass
 from asyncdata.core.settings import prepared
-from asyncdata.telemetry.reader import difference
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from asyncdata.telemetry.reader import Run, Start
-    from asyncdata.telemetry.records import Interval, RewardCounts
-
+from asyncdata.telemetry.reader import Run, Start, difference
+from asyncdata.telemetry.records import Interval, RewardCounts
 
 MAX_POINTS = 240
 """Points of a line, or columns: more cannot be told apart on a screen."""

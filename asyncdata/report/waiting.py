@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from operator import methodcaller
-from typing import TYPE_CHECKING
 
 from asyncdata.report.figures import (
+    Chart,
+    MassDrop,
     OverTime,
+    RankFigures,
     Series,
+    Step,
     by_rank,
     duration,
     lines,
@@ -19,12 +22,8 @@ from asyncdata.report.figures import (
     steps_of,
     summed,
 )
-from asyncdata.report.page import Note, Section, Table, Tile, Tiles, Verdict
-
-if TYPE_CHECKING:
-    from asyncdata.report.figures import Chart, MassDrop, RankFigures, Step
-    from asyncdata.report.page import Block
-    from asyncdata.telemetry.reader import Run
+from asyncdata.report.page import Block, Note, Section, Table, Tile, Tiles, Verdict
+from asyncdata.telemetry.reader import Run
 
 _GOOD, _FAIR = 0.02, 0.10
 """Shares of waiting up to which a run is good, and fair."""

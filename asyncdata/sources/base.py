@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import SourceChangedError, SourceError
-from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs, all_sizes
+from asyncdata.core.identity import FileRef, FileRefs, ObjectRefs, all_sizes
 from asyncdata.core.messages import LINES, REMOTE_LINES, Block, BlockCacheSpec, ReaderSpec, StoreSpec
 from asyncdata.core.types import SourceLocation
-from asyncdata.sources.fingerprint import data_fingerprint, edited, file_digest, is_same, stamp
-from asyncdata.sources.remote.address import commits_in
+from asyncdata.sources.files import data_fingerprint, edited, file_digest, is_same, stamp
+from asyncdata.sources.paths import commits_in
 
 _MAX_DIGESTED_FILES = 32
 """Of more, the content is not looked at when a loader starts: that is to be over at once."""
@@ -127,7 +127,7 @@ class Files:
         self.stores = [store.with_cache(kept) for store in self.stores]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Digest of samples of the files' content (``sources.fingerprint``); with many files it is computed at the
+        """Digest of samples of the files' content (``sources.files``); with many files it is computed at the
         first call.
         """
         if self._fingerprint is None:

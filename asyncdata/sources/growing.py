@@ -12,15 +12,13 @@ from uuid import uuid4
 import msgspec
 from msgspec.structs import replace
 
-from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError
-from asyncdata.core.file_refs import FileRef, base_name
+from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, get_logger
 from asyncdata.core.files import TemporaryFolder
-from asyncdata.core.imports import resolve_path
-from asyncdata.core.log import get_logger
+from asyncdata.core.identity import FileRef, base_name
 from asyncdata.core.messages import LINES, REMOTE_LINES, Job, ReadCounts, ReaderSpec, StoreSpec
-from asyncdata.core.settings import Count, Number, prepared
+from asyncdata.core.settings import Count, Number, prepared, resolve_path
 from asyncdata.sources.base import FileBlocks
-from asyncdata.sources.fingerprint import data_fingerprint, file_digest, stamp
+from asyncdata.sources.files import data_fingerprint, file_digest, stamp
 
 _log = get_logger(__name__)
 _PIECE_BYTES = 1 << 16
@@ -287,7 +285,7 @@ def _as_here(ref: FileRef) -> FileRef:
 
 
 class GrowingReader:
-    """The :class:`~asyncdata.sources.reader.BlockReader`, or ``WideReader``, of a source that grows.
+    """The :class:`~asyncdata.sources.files.BlockReader`, or ``WideReader``, of a source that grows.
 
     :param listing: the file that has the files; it is replaced when there are more.
     :param inner: the import path of the reader of lines.

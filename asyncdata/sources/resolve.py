@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.errors import ConfigError
-from asyncdata.core.file_refs import ObjectRefs
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, get_logger
+from asyncdata.core.identity import ObjectRefs
 from asyncdata.sources.base import Blocks, Source
+from asyncdata.sources.jsonl import CODING_OF_SUFFIX, JsonlSource
 from asyncdata.sources.paths import is_saved_dataset
-from asyncdata.sources.text.jsonl import CODING_OF_SUFFIX, JsonlSource
 
 if TYPE_CHECKING:
     from asyncdata.sources.stream import RowStream

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from asyncdata.core.errors import SourceError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import SourceError, get_logger
 
 _BY_PYTHON = "read it with Python, by IterableSource"
 _BY_DATASETS = "read it with HuggingFaceSource('{}', data_files=..., split='train')"

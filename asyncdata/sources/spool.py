@@ -12,16 +12,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from asyncdata.core.file_refs import FileRef
 from asyncdata.core.files import sync_folder
-from asyncdata.core.imports import resolve_path
-from asyncdata.sources.fingerprint import OpenFiles, SameFile
+from asyncdata.core.identity import FileRef
+from asyncdata.core.settings import resolve_path
+from asyncdata.sources.files import BlockReader, BlockRows, OpenFiles, SameFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from asyncdata.core.messages import Block, Job, Overflow
-    from asyncdata.sources.reader import BlockReader, BlockRows
 
 _SUM_BYTES = 4
 

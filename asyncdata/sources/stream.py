@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.file_refs import FileRef, FileRefs
+from asyncdata.core.identity import FileRef, FileRefs, digest
 from asyncdata.core.messages import LINES, Block
 from asyncdata.core.settings import Settings
 from asyncdata.core.types import SourceLocation
 from asyncdata.order.order import feistel_permutation, order_keys, shuffled_rows
+from asyncdata.order.shuffle import Shuffle
 from asyncdata.sources.row_json import encode_row
 
 if TYPE_CHECKING:
-    from asyncdata.order.shuffle import Shuffle
     from asyncdata.sources.base import Blocks
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]

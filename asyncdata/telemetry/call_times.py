@@ -24,7 +24,7 @@ from asyncdata.workers.machine import cpu_times
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from asyncdata.workers.pool.pool import Pool
+    from asyncdata.workers.pool import Pool
 
 _MAX_MOMENTS = 1 << 17
 _EDGES = np.array(EDGES)

@@ -17,10 +17,18 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import AsyncDataError, BadRowError, EndOfData, LoaderClosedError, redacted
-from asyncdata.core.log import events_owner, get_logger, observe_events, stop_observing
-from asyncdata.core.threads import at_exit, started
+from asyncdata.core.errors import (
+    AsyncDataError,
+    BadRowError,
+    EndOfData,
+    LoaderClosedError,
+    events_owner,
+    get_logger,
+    observe_events,
+    redacted,
+    stop_observing,
+)
+from asyncdata.core.threads import at_exit, no_op, started
 from asyncdata.core.types import Group, Position
 from asyncdata.delivery.coordinator import Coordinator
 from asyncdata.delivery.items import Failure
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.telemetry.settings import Telemetry
-    from asyncdata.workers.pool.pool import Pool
+    from asyncdata.workers.pool import Pool
 
     P = ParamSpec("P")
     T = TypeVar("T")

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
+from asyncdata.core.threads import no_op
 
 
 class Telemetry(Description, frozen=True, kw_only=True):

@@ -39,6 +39,11 @@ _SPEAKERS = ("system", "developer", "user", "assistant")
 _MEDIA = frozenset(MEDIA_KEYS)
 _CALLS = ("tool_calls", "function_call")
 
+_OF_ANTHROPIC = {
+    "tool_use": "; write the call into 'tool_calls' of its turn",
+    "tool_result": "; make it a turn of its own, of the role 'tool', whose content may have text and media",
+}
+
 
 def is_plain_text(part: Any) -> bool:
     """Whether a content part is ``{"type": "text", "text": ...}`` and nothing else, as nearly all are."""
@@ -195,7 +200,7 @@ class ReadChat:
 
         for part in parts if message["role"] in _SPEAKERS else ():
             if not is_plain_text(part) and not _is_written(part, text, template):
-                has = ", ".join(map(ascii, part))
+                has = ", ".join(map(ascii, part)) + _OF_ANTHROPIC.get(str(part.get("type")), "")
                 raise self._fault("AD131", number, f"has a part that the template does not write: an object of {has}")
 
     def _place(self, number: int) -> str:

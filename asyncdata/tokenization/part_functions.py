@@ -9,8 +9,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import TokenizeSpec
 from asyncdata.core.settings import prepared
-from asyncdata.tokenization.base import BatchTokenizer, describe, fingerprints_of, open_spec, open_tokenize_fn
-from asyncdata.tokenization.resolve import resolved
+from asyncdata.tokenization.base import BatchTokenizer, describe, fingerprints_of, open_spec, open_tokenize_fn, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import ConfigError, excerpt, shortened
+from asyncdata.core.threads import no_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     _DecodeLines = Callable[[bytes, int], list[list[Any]]]
 
 Buffer = bytes | memoryview
+Message = dict[str, Any]
 
 LIST_OF_OBJECTS = re.compile(r"\s*(?:\[\s*\{|\[\s*\]\s*\Z|\{\s*[\"']role[\"'])")
 """How a text begins that is meant to be messages, or one message: as JSON, or as Python prints them."""

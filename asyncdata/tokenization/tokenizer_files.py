@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.files import open_regular
+from asyncdata.core.identity import canonical, digest
 from asyncdata.core.settings import prepared
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import raise_if_shortage, user_traceback
+from asyncdata.tokenization.column_writer import NOT_TRAINED, Buffer, ColumnWriter, encode_spans, trained_runs
 from asyncdata.tokenization.rows import RowFault, decode_object
-from asyncdata.tokenization.spans import NOT_TRAINED, encode_spans, trained_runs
 
 if TYPE_CHECKING:
     from asyncdata.core.columns import Column
-    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
 _FIELDS = ("prompt", "label", "metadata")
 _MAX_REASON = 200

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import resolve_path
-from asyncdata.core.settings import Settings
+from asyncdata.core.identity import canonical, digest
+from asyncdata.core.settings import Settings, resolve_path
 from asyncdata.tokenization.user_function import (
     FunctionTokenizer,
     Result,
@@ -24,10 +23,7 @@ from asyncdata.tokenization.user_function import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from asyncdata.core.columns import Column
-    from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
 
 _COUNTS = ("num_tokens", "proxy_attn_flops")  # computed from the tokens, so not stored
@@ -116,7 +112,7 @@ class XTunerTokenizeFn(Settings, frozen=True, forbid_unknown_fields=True):
             else _columns_of(self.build)
         )
 
-    def open(self) -> BatchTokenizer:
+    def open(self) -> Any:
         """Create the object."""
         made = self._make()
         columns, arguments = _columns_of(made), self._call_arguments()

@@ -8,12 +8,10 @@ the loop.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar, cast
 
 import anyio
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 T = TypeVar("T")
 SENT: Any = object()

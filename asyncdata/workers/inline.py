@@ -9,14 +9,13 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from asyncdata.core.errors import WorkerError, is_shortage, short_of
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import WorkerError, get_logger, is_shortage, short_of
 from asyncdata.core.messages import Job, ReadCounts, Reply, Short
 from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn, open_tokenize_fn
 from asyncdata.workers.base import ExecutorStatistics, WorkerState, anonymous_slots
-from asyncdata.workers.pool.pool import Lane, Pool, Transport, with_reader
-from asyncdata.workers.pool.worker import Call, Lost, Worker
+from asyncdata.workers.pool import Lane, Pool, Transport, with_reader
 from asyncdata.workers.request_handler import Handler
+from asyncdata.workers.worker import Call, Lost, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,12 +36,9 @@ class _ThreadWorker(Worker):
     def __init__(self, number: int, new_handler: Callable[[Callable[[int], None]], Handler]) -> None:
         super().__init__(number, _NEVER_S)
         self.turn = anyio.Lock()
-        self.handler = new_handler(self._note)
+        self.handler = new_handler(partial(setattr, self, "_row"))  # in C: it is called for each row
         self._row = -1
         self._has_call = anyio.Event()
-
-    def _note(self, row: int) -> None:
-        self._row = row
 
     async def begin(self, has_started: Callable[[], bool]) -> None:
         """Nothing to wait for: it is ready at once."""
@@ -81,7 +77,7 @@ class _ThreadWorker(Worker):
 
 
 class _Threads(Transport):
-    """One thread, and one more that reads windows from a store; see :class:`~asyncdata.workers.pool.pool.Transport`."""
+    """One thread, and one more that reads windows from a store; see :class:`~asyncdata.workers.pool.Transport`."""
 
     def __init__(self, tokenize_fn: TokenizeFn | Callable[..., Any]) -> None:
         self._tokenize_fn = tokenize_fn

@@ -7,14 +7,14 @@ import threading
 import time
 import traceback
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, cycle
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from zlib import crc32
 
 import msgspec
 
-from asyncdata.core.callbacks import no_op
 from asyncdata.core.errors import (
     ConfigError,
     ShortageError,
@@ -24,32 +24,35 @@ from asyncdata.core.errors import (
     short_of,
     user_traceback,
 )
-from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import (
     EXCLUDED,
     TOO_LONG,
+    Block,
     Failed,
     Index,
+    Job,
+    OrderPacks,
+    PackRows,
     Permute,
     ReadCounts,
+    Reply,
+    Request,
     Scan,
     Scanned,
     Short,
     Tokenize,
     Tokenized,
+    Unread,
     is_elsewhere,
 )
-from asyncdata.sources.reader import BlockReader, BlockRows, FileChangedError, WideReader
+from asyncdata.core.settings import resolve_path
+from asyncdata.core.threads import no_op
+from asyncdata.sources.files import BlockReader, BlockRows, FileChangedError, WideReader
+from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.part_functions import PartTokenizers
 from asyncdata.tokenization.rows import RowFault, WrongIdsError
 from asyncdata.workers.scan_blocks import PIECE_BYTES, bytes_of, index_blocks, permute, pieces, scanned, scanned_into
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from asyncdata.core.messages import Block, Job, OrderPacks, PackRows, Reply, Request, Unread
-    from asyncdata.tokenization.base import BatchTokenizer, MediaTokenizer
 
 _NONE: frozenset[int] = frozenset()
 _BEAT_S = 1.0

@@ -17,13 +17,13 @@ from asyncdata.core.errors import ShortageError
 from asyncdata.core.messages import NOT_IN_SLOT, TOO_LONG, Indexed, Overflow, Permuted, Scanned, reason_mark
 from asyncdata.sources.spool import write_part
 from asyncdata.tokenization.column_writer import ColumnWriter
-from asyncdata.tokenization.rows import RowDecoder, RowFault, WrongIdsError
+from asyncdata.tokenization.rows import Buffer, RowDecoder, RowFault, WrongIdsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from asyncdata.core.messages import Block, Index, Permute, Tokenized
-    from asyncdata.sources.reader import BlockReader, BlockRows
+    from asyncdata.sources.files import BlockReader, BlockRows
 
     _Write = Callable[[list[Any], array[int], frozenset[int]], ColumnWriter]
 
@@ -31,7 +31,6 @@ PIECE_BYTES = 8 << 20
 """Rows are read and tokenized in pieces of at most so many bytes, or of one row. A block may have any number of bytes:
 a text that is repeated takes little room in a file of Parquet."""
 
-Buffer = bytes | memoryview
 
 _GOOD, _NO_SAMPLE, _NO_OBJECT = 0, 1, 2
 _NO_OBJECT_CODES = frozenset({"AD101", "AD104", "AD106", "AD108", "AD113", "AD117", "AD118", "AD119"})

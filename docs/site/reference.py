@@ -277,7 +277,7 @@ def contexts_of(command: click.Command, parent: click.Context | None = None) -> 
 
 def command(path: str) -> str:
     """What ``--help`` says of a command, and its arguments and options."""
-    from asyncdata.cli.arguments import commands
+    from asyncdata.cli.main import commands
 
     context = {context.command_path: context for context in contexts_of(commands)}[path]
     records = [param.get_help_record(context) for param in context.command.params]

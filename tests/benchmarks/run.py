@@ -23,7 +23,7 @@ from typing import Any
 
 import asyncdata
 from asyncdata import __version__
-from asyncdata.core.imports import resolve_path
+from asyncdata.core.settings import resolve_path
 from asyncdata.workers.machine import num_usable_cpus
 from tests.benchmarks.framework import Bench, Row
 from tests.benchmarks.watching import MeasurementError

@@ -12,9 +12,10 @@ import pytest
 
 from asyncdata import AsyncDataLoader, Cache, DataLoader, SoftPacking
 from asyncdata.errors import LoaderClosedError
+from tests.support.combinations import each_value
 from tests.support.faults import num_rounds, until
 from tests.support.figures import record
-from tests.support.loading import NEVER_S, SHUFFLE, write_rows
+from tests.support.loading import NEVER_S, SHUFFLE
 from tests.support.parts import no_op
 from tests.support.tokenize_fns import id_and_text
 
@@ -41,8 +42,6 @@ WAYS = {
 }
 """How a call may be cancelled, and the backend that it takes."""
 NUM_ROWS = 400
-
-pytestmark.append(pytest.mark.parametrize("way", WAYS))
 
 
 class Cut:
@@ -224,12 +223,7 @@ def expected(path: Path, what: str, number: int) -> list[Any]:
     return found[:number]
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
-@pytest.mark.parametrize("what", KNOBS)
+@pytest.mark.parametrize(("what", "way"), each_value(list(KNOBS), list(WAYS)))
 def test_cancelled_at_any_await_a_call_has_consumed_nothing(path, what, way):
     async def main() -> tuple[list[Any], int, int]:
         found: list[Any] = []
@@ -253,6 +247,16 @@ def test_cancelled_at_any_await_a_call_has_consumed_nothing(path, what, way):
     record("R8", f"{what}, {way}", cancels=num_cut, lost=0, repeated=0, leaked_tasks=leaked, hangs=0)
 
 
+each_way = pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=() if way in ("asyncio, task.cancel()", "trio, scope") else pytest.mark.slow)
+        for way in WAYS
+    ],
+)
+
+
+@each_way
 def test_cancelled_at_any_await_of_the_close_it_is_closed_all_the_same(path, way):
     async def open_and_close(how: str) -> None:
         loader = make(AsyncDataLoader, path)
@@ -278,6 +282,7 @@ def test_cancelled_at_any_await_of_the_close_it_is_closed_all_the_same(path, way
     record("R8", f"aclose, {way}", cancels=num_cut, leaked_tasks=0, hangs=0)
 
 
+@each_way
 def test_cancelled_at_any_await_of_num_rows_the_rows_are_counted_all_the_same(path, way):
     async def main() -> int:
         num_cut, is_over = 0, False

@@ -15,7 +15,7 @@ import pytest
 
 from asyncdata import DataLoader, HuggingFaceSource, Shuffle
 from asyncdata.errors import EndOfData, SourceError
-from tests.support.combinations import each_pair
+from tests.support.combinations import each_value
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, ids
@@ -154,13 +154,12 @@ def under_change(path: Path, way: Way, change: str, chance: random.Random, num_w
     return outcome
 
 
-@pytest.mark.parametrize(("way", "change", "num_workers"), each_pair(list(WAYS), list(CHANGES), [0, 2]))
+@pytest.mark.parametrize(("way", "change", "num_workers"), each_value(list(WAYS), list(CHANGES), [0, 2]))
 def test_what_is_delivered_is_what_was_there_at_the_start(tmp_path, way, change, num_workers):
     if way == "zstd":
         pytest.importorskip("zstandard")
     chance = random.Random(f"{way} {change} {num_workers}")
     paths = [tmp_path / str(number) / WAYS[way].name for number in range(ROUNDS)]
     outcomes = [under_change(path, WAYS[way], change, chance, num_workers) for path in paths]
-
     record("IO", f"{way} {change}", faults=ROUNDS, lost=0, repeated=0, unnamed=0)
     say(f"{way} {change}: {' '.join(outcomes)}")

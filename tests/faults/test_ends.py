@@ -1,7 +1,4 @@
-"""The ends of scripts: each way in which a program ends, with each thing that a loader may have loaded.
-
-The table :data:`ENDS` stands in ``docs/explanation/reliability.md``.
-"""
+"""The ends of scripts: each way in which a program ends, with each thing that a loader may have loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import pytest
 
 from asyncdata.telemetry.reader import read
 from tests.faults.support.ends import METHODS
-from tests.support.faults import ROOT, Program
+from tests.support.faults import Program
 from tests.support.figures import record
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.ranks import lengths, write
@@ -94,9 +91,9 @@ def cells() -> list[object]:
                     continue
 
                 is_quick = load == "workers, telemetry" and (method in ("", "fork") or "return" in way)
-                is_quick |= load == "all" and way in ("return", "SIGTERM", "an exception leaves the `with`")
-                is_quick |= load == "exchange" and (way == "return" or (method == "fork" and "return" in way))
-                is_quick |= load == "workers busy in C" and way in ("return", "an exception")
+                is_quick |= load == "all" and way in ("SIGTERM", "an exception leaves the `with`")
+                is_quick |= load == "exchange" and method == "fork" and "return" in way
+                is_quick |= load == "workers busy in C" and way == "return"
                 marks = [] if is_quick else [pytest.mark.slow]
                 found.append(pytest.param(way, method, load, marks=marks, id=f"{way}{method and f', {method}'}-{load}"))
     return found
@@ -188,7 +185,6 @@ def test_an_actor_leaves_no_process_however_it_ends(tmp_path, monkeypatch):
     with Program.of("ends", {**settings, "place": str(write_rows(tmp_path / "rows.jsonl", 1000))}) as program:
         program.said()
         program.assert_gone()
-
     assert {way: whats_told(tmp_path / way / "run") for way in RAY} == {way: (told,) for way, told in RAY.items()}
 
 
@@ -223,7 +219,6 @@ def exits(said: str) -> dict[int, int]:
 
 def test_a_finished_job_succeeds_however_its_ranks_end(tmp_path):
     status, said, logs = job(tmp_path, 2 * len(TORCHRUN), *TORCHRUN)
-
     assert status == 0, said + "\n".join(logs)
     assert all("done" in log for log in logs)
     assert not any("AD486" in log or "scans.not_shared" in log for log in logs), "\n".join(logs)
@@ -232,7 +227,6 @@ def test_a_finished_job_succeeds_however_its_ranks_end(tmp_path):
 @pytest.mark.parametrize(("way", "codes"), [("raises", {0: 1}), ("killed", {1: -9})])
 def test_a_rank_that_fails_is_the_only_one_that_aborts_the_job(tmp_path, way, codes):
     status, said, logs = job(tmp_path, 2, way)
-
     assert status == 1
     assert {rank: code for rank, code in exits(said).items() if code != -15} == codes, said + "\n".join(logs)
     assert way == "raises" or "done" in logs[0], "it makes all samples itself"
@@ -240,18 +234,7 @@ def test_a_rank_that_fails_is_the_only_one_that_aborts_the_job(tmp_path, way, co
 
 def test_a_rank_that_waits_for_a_stuck_one_ends_with_its_own_status_and_says_so(tmp_path):
     status, said, logs = job(tmp_path, 3, "stuck")
-
     assert status == 1
     assert {rank: code for rank, code in exits(said).items() if rank != 1} == {0: 3, 2: 3}, said + "\n".join(logs)
     for rank in (0, 2):
         assert "AD486 the other ranks did not come to the last exchange" in logs[rank].splitlines()[-1]
-
-
-def test_the_page_has_the_table():
-    page = (ROOT / "docs/explanation/reliability.md").read_text(encoding="utf-8")
-    rows = [
-        f"| {way} | {end.status} | {'yes' if end.warns else 'no'} | {'; '.join(filter(None, end.told)) or '-'} |"
-        for way, end in ENDS.items()
-    ]
-    rows += [f"| {way} | | no | {told or '-'} |" for way, told in RAY.items()]
-    assert re.findall(r"^(\|.*\| (?:yes|no) \|.*\|)$", page, re.M) == rows

@@ -77,7 +77,7 @@ def faulty(how: str = "", **settings: Any) -> Iterator[Reads]:
         assert buffering == 0
         return FaultyFile(fd, closefd=closefd)
 
-    with patch("os.pread", faulty_pread), patch("asyncdata.sources.text.text_stream.open", faulty_open, create=True):
+    with patch("os.pread", faulty_pread), patch("asyncdata.sources.text_stream.open", faulty_open, create=True):
         yield reads
 
 
@@ -119,12 +119,11 @@ def test_short_and_slow_reads_change_nothing(way, how):
     assert len(expected) == NUM_ROWS * EPOCHS
     with faulty(how) as reads:
         assert all_of(source, **knobs) == expected
-
     assert reads.num_faults > 0
     record("IO", f"{how} reads", faults=reads.num_faults, lost=0, repeated=0)
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("code", [errno.EIO, pytest.param(errno.ESTALE, marks=pytest.mark.slow)])
 def test_a_read_that_fails_is_named_and_a_resume_goes_on_with_the_next_sample(way, code):
     source, knobs = way
     expected, error = all_of(source, **knobs), OSError(code, os.strerror(code))

@@ -19,7 +19,7 @@ import pytest
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.errors import SnapshotError
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
-from asyncdata.integrations.slime import groups as slime_groups
+from asyncdata.integrations.slime import checkpoint as slime_groups
 from asyncdata.integrations.slime import torch_data
 from asyncdata.integrations.slime.rollout_ledger import Entry
 from tests.faults import test_snapshot_crash_points as crashes

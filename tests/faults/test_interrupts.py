@@ -18,7 +18,7 @@ from asyncdata.errors import PrefetchTimeoutError
 from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.faults import Program, num_rounds
 from tests.support.figures import record
-from tests.support.loading import NEVER_S, order_of, write_rows
+from tests.support.loading import NEVER_S, order_of
 from tests.support.tokenize_fns import id_and_text
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
@@ -26,11 +26,6 @@ pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200
 ROUNDS = num_rounds(quick=100, full=300)
 NUM_ROWS = 2000
 TIGHT, AMPLE = {"num_workers": 2, "buffer_size": 30}, {"num_workers": 1}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def check(path, found: list[list[int]], of: str, interrupts: int) -> None:
@@ -54,7 +49,6 @@ def test_a_storm_of_keyboard_interrupts(path, knobs, most):
     # An interrupt that comes while coverage notes a line leaves its lock held for good.
     with Program.of("trainers", settings, is_measured=False) as program:
         seen = json.loads(program.said(600).splitlines()[-1])
-
     assert seen["raised"] >= ROUNDS
     assert seen["restarts"] == 0
     check(path, seen["found"], f"KeyboardInterrupt, up to {most} at once, {knobs}", seen["raised"])

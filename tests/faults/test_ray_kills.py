@@ -13,7 +13,7 @@ import pytest
 from asyncdata import DataLoader, RayExecutor
 from tests.support.faults import Program, num_rounds
 from tests.support.figures import record
-from tests.support.loading import SHUFFLE, ids, order_of, write_rows
+from tests.support.loading import SHUFFLE, ids, order_of
 from tests.support.ray_cluster import two_nodes
 from tests.support.tokenize_fns import id_and_text
 
@@ -31,11 +31,6 @@ NEVER_S = 300.0
 def nodes():
     with two_nodes() as found:
         yield found
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def check_under_losses(path, nodes, of: str, number: int, lose: Any, **more: Any) -> None:
@@ -85,6 +80,5 @@ def test_a_lost_cluster_ends_a_call_without_a_timeout_by_an_error(path, process)
     settings = {"do": "without_a_cluster", "path": str(path), "process": process}
     with Program.of("trainers", settings, own_group=True) as trainer:
         said = trainer.said()
-
     assert "AD498 the Ray cluster is lost" in said, said
     assert said.splitlines()[-1] == "closed"

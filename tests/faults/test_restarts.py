@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 RESTARTS = num_rounds(quick=8, full=200)
 """Of each kind."""
 WATCHDOG_S = 60.0
-NUM_ROWS, BATCH = 20_000, 50
+NUM_ROWS, BATCH = num_rounds(quick=6000, full=20_000), 50
 KINDS: dict[str, dict[str, Any]] = {
     "blocks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
     "index": {"shuffle": "full"},

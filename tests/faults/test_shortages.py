@@ -12,9 +12,10 @@ from structlog.testing import capture_logs
 
 from asyncdata import DataLoader, RowShuffle
 from asyncdata.errors import WorkerError
+from tests.support.combinations import each_value
 from tests.support.faults import until
 from tests.support.inner import change
-from tests.support.loading import NEVER_S, ids, write_rows
+from tests.support.loading import NEVER_S, ids
 from tests.support.worker_fns import RunsShort
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]
@@ -23,11 +24,6 @@ NUM_ROWS = 60
 ROWS = list(range(NUM_ROWS))
 LASTS = 10**6
 RAISED = ["memory", "threads", "files", "disk", "disk, and another error", "processes", "a panic"]
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 @pytest.fixture
@@ -43,14 +39,12 @@ def short(path):
     return make
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("what", RAISED)
+@pytest.mark.parametrize(("what", "num_workers"), each_value(RAISED, [0, 2]))
 def test_a_row_is_not_lost_for_want_of_anything(path, short, what, num_workers):
     with capture_logs() as logs, short(what, 5, num_workers=num_workers) as loader:
         found = ids(loader.get_next_batch(NUM_ROWS))
         until(lambda: loader.statistics().worker_restarts_total == sum(log["event"] == "worker.short" for log in logs))
         now = loader.statistics()
-
     assert found == ROWS
     assert (now.bad_rows_total, now.dropped_total) == (0, {})
     assert len(list(path.with_name("tries").iterdir())) >= 5
@@ -111,7 +105,6 @@ def test_a_shortage_that_lasts_names_the_row(path, short, monkeypatch, what, kno
     told = f"^AD426 {path}:14 "
     with short(what, LASTS, num_workers=1, **knobs) as loader, pytest.raises(WorkerError, match=told) as caught:
         loader.get_next_batch(NUM_ROWS)
-
     assert what == "memory" or "No space left on device" in str(caught.value)
     assert "the helper file" not in str(caught.value)
 

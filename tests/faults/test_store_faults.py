@@ -20,12 +20,11 @@ from tests.support.fault_proxy import SPOILED, STATUSES, FaultProxy, Faults
 from tests.support.faults import num_rounds, say
 from tests.support.figures import record
 from tests.support.http_server import HttpServer, Request, Response, ranged
-from tests.support.loading import NEVER_S, write_rows
+from tests.support.loading import NEVER_S
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytest.importorskip("obstore")
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
@@ -47,11 +46,6 @@ class Run(NamedTuple):
     entries: list[list[int]]
     errors: list[str]
     kills: int
-
-
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 @pytest.fixture

@@ -112,18 +112,12 @@ def check(source: Any, found: list[list[int]], of: str, kills: int) -> None:
     record("R1", of, kills=kills, lost=0, repeated=0, out_of_order=0)
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 @pytest.mark.parametrize("victims", [workers, fork_servers, family])
 def test_kill_9_of_workers_and_fork_servers_at_random_instants_loses_nothing(path, victims):
     with make(path, num_workers=2, buffer_size=200) as loader:
         killer = Killer(loader, ROUNDS, 7, victims)
         found = killer.stream()
         restarts = loader.statistics().worker_restarts_total
-
     check(path, found, f"kill -9 of {victims.__name__}", killer.num_sent)
     assert killer.num_sent == ROUNDS
     assert restarts <= 3 * ROUNDS
@@ -152,7 +146,6 @@ def test_kill_9_of_all_that_start_ends_when_the_kills_do(path, monkeypatch):
         killer = Killer(loader, DENSE_KILLS, 0, None)
         found = killer.stream()
         restarts = loader.statistics().worker_restarts_total
-
     check(path, found, "kill -9 of all that start", killer.num_sent)
     assert killer.num_sent >= DENSE_KILLS
     assert restarts > 3
@@ -164,5 +157,4 @@ def test_a_stopped_worker_is_replaced(path):
         found = killer.stream()
         while loader.statistics().worker_restarts_total == 0:
             found += [entry(sample) for sample in loader.get_next_batch(100)]
-
     check(path, found, "SIGSTOP", killer.num_sent)

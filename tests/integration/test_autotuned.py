@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from asyncdata import DataLoader
 from asyncdata.loader import autotune as tuners
+from tests.support.combinations import each_value
 from tests.support.faces import FACES
 from tests.support.inner import change
 from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
@@ -44,14 +45,12 @@ def knobs(**given: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("senseless")
-@pytest.mark.parametrize("face", FACES.values(), ids=FACES)
-@pytest.mark.parametrize("backend", ["asyncio", "trio", "uvloop"])
+@pytest.mark.parametrize(("face", "backend"), each_value(FACES, ["asyncio", "trio", "uvloop"]))
 def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path, face, backend):
     settings = knobs(event_loop=backend, limits={"max_workers": 3}, num_workers=None, epochs=2, batch_size=7)
     with capture_logs(), face(path, **settings) as loader:
         found = [number for _ in range(2) for batch in loader for number in ids(batch)]
         num_workers = loader.statistics().num_workers
-
     assert found == order_of(path, 2)
     assert num_workers == 3
 
@@ -61,7 +60,6 @@ def test_what_is_given_is_not_tuned(path, monkeypatch):
     with DataLoader(path, **knobs(num_workers=1, buffer_size=20)) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS)) == order_of(path)
         now = loader.statistics()
-
     assert (now.num_workers, now.capacity_samples) == (1, 20)
 
 

@@ -7,33 +7,11 @@ import pytest
 from asyncdata import Limits
 from asyncdata.errors import EndOfData, TooManyBadRowsError
 from tests.support import worker_fns
-from tests.support.loaders import bad_row_at, make
-from tests.support.loading import ids, line_of, order_of, write_rows
+from tests.support.loaders import make
+from tests.support.loading import ids, order_of, write_rows
 from tests.support.tokenize_fns import fails_on_13
 
 NUM_ROWS = 200
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("buffer_size", [1, 20, 1000])
-def test_a_bad_row_stops_the_stream_at_its_turn_with_file_line_and_byte(path, num_workers, buffer_size):
-    expected = order_of(path)
-
-    with make(path, fails_on_13, num_workers=num_workers, buffer_size=buffer_size) as loader:
-        seen, error = bad_row_at(loader)
-
-    line, offset = line_of(path, 13)
-    assert seen == expected[: expected.index(13)]
-    assert (error.code, error.path, error.line, error.byte_offset) == ("AD421", str(path), line, offset)
-    assert str(error).startswith(
-        f"AD421 {path}:{line} (byte {offset}): the tokenize function raised KeyError('thirteen')\n"
-    )
 
 
 def test_bad_rows_beyond_the_budget_are_told_once_however_often_calls_fail(path, tmp_path):
@@ -50,7 +28,6 @@ def test_bad_rows_beyond_the_budget_are_told_once_however_often_calls_fail(path,
 def test_a_row_that_kills_workers_does_so_a_few_times_and_no_more(tmp_path):
     """Here it is one of the fixed rows, too, that are to show whether the tokens are the same after a resume."""
     path = write_rows(tmp_path / "rows.jsonl", 1000, {0: {"do": "die"}})
-
     with make(path, worker_fns.as_told, num_workers=2, bad_rows="skip", buffer_size=50, epochs=1) as loader:
         assert sorted(ids(loader.get_next_batch(999))) == list(range(1, 1000))
         assert loader.statistics().worker_restarts_total <= 2 + 3 * 2
@@ -62,7 +39,6 @@ def test_a_row_that_kills_a_batch_is_told_from_the_row_that_was_read_last(path, 
     """A tokenizer reads row by row, and says so, and then encodes all at once."""
     expected = order_of(path)
     description = worker_fns.ReadsThenEncodes(what)
-
     with make(path, description, num_workers=1, bad_rows="skip", epochs=1, limits=Limits(row_timeout_s=0.5)) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS - 1)) == [number for number in expected if number != 13]
         assert loader.statistics().bad_rows_total == 1

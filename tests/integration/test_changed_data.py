@@ -8,7 +8,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import (
-    AsyncDataLoader,
     DataLoader,
     HardPacking,
     IterableSource,
@@ -22,9 +21,9 @@ from asyncdata import (
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.errors import SnapshotMismatchError
 from tests.support.loaders import make as make_loader
-from tests.support.loading import ids, order_of, write_rows
+from tests.support.loading import ids, write_rows
 from tests.support.parts import main
-from tests.support.tokenize_fns import every_third_dropped, row_id
+from tests.support.tokenize_fns import every_third_dropped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
 NUM_ROWS = 100
 ONE_WINDOW = Shuffle()
 MANY_WINDOWS = Shuffle(block_bytes=300, window_blocks=3)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 @pytest.fixture
@@ -68,7 +62,6 @@ def test_other_data_or_another_seed_in_the_middle_of_an_epoch_warns_with_the_num
     state = state_after(path, 10, shuffle=shuffle)
     expected = {"event": "snapshot.rows_left_out", "log_level": "warning", "epoch": 0}
     expected |= {"num_delivered": 10, "num_left_out": 90}
-
     assert left_out(other, state, shuffle=shuffle) == [expected | {"changed": ["data"]}]
     if shuffle is not False:
         assert left_out(path, state, "seed", shuffle=shuffle, seed=7) == [expected | {"changed": ["seed"]}]
@@ -79,7 +72,6 @@ def test_with_many_windows_the_number_is_of_the_right_size(path, other, number):
     # A loader knows only the sizes of the windows that it read last. With a large buffer, the current one is older.
     state = state_after(path, number, shuffle=MANY_WINDOWS, buffer_size=8)
     (event,) = left_out(other, state, shuffle=MANY_WINDOWS, buffer_size=8)
-
     assert event["num_delivered"] == number
     assert abs(event["num_left_out"] - (NUM_ROWS - number)) <= 30  # windows of equal bytes have about as many rows
 
@@ -91,7 +83,6 @@ def test_what_is_left_out_is_still_known_after_a_resume_that_delivered_nothing_a
     with make(path) as loader:
         loader.load_state_dict(state)
         again = loader.state_dict()
-
     assert again == {**state, "canaries": again["canaries"]}
     assert [event["num_left_out"] for event in left_out(other, again)] == [90]
     del state["rows_left"]
@@ -146,23 +137,10 @@ def test_the_refusal_of_a_renamed_file_names_the_way_to_stay_and_other_changes_a
     assert set(of_seed.value.differences) == {"seed"}
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("allowed", [(), ("data",)])
-def test_other_rows_that_are_said_to_be_the_same_are_refused_by_name_and_nothing_is_changed(path, other, allowed):
-    state = state_after(path, 10)
-    with make(other) as loader:
-        seen = ids(loader.get_next_batch(5))
-        with pytest.raises(SnapshotMismatchError, match=r"^AD603 same_rows=True.*(?s:.*)other\.jsonl") as caught:
-            loader.load_state_dict(state, allow_changed=allowed, same_rows=True)
-        assert set(caught.value.differences) == {"data"}
-        assert seen + ids(loader.get_next_batch(5)) == order_of(other, shuffle=ONE_WINDOW)[:10]
-
-
 def test_files_under_new_names_are_the_same_rows_only_in_the_same_order(tmp_path):
     first, second = write_rows(tmp_path / "a.jsonl", 30), write_rows(tmp_path / "b.jsonl", 40)
     state = state_after(JsonlSource([first, second]), 10, shuffle=False)
     first, second = first.rename(tmp_path / "2.jsonl"), second.rename(tmp_path / "1.jsonl")
-
     with make(JsonlSource([second, first]), shuffle=False) as loader:
         with pytest.raises(SnapshotMismatchError, match=r"file 1"):
             loader.load_state_dict(state, same_rows=True)
@@ -207,21 +185,6 @@ def test_data_that_is_not_known_by_its_content_cannot_be_said_to_be_the_same():
     with make(IterableSource(other_rows)) as loader:
         with pytest.raises(SnapshotMismatchError, match="not known by its content"):
             loader.load_state_dict(state, same_rows=True)
-
-
-@pytest.mark.asyncio
-async def test_every_face_and_a_file_take_it(path, tmp_path):
-    async with AsyncDataLoader(path, tokenize_fn=row_id, num_workers=0) as loader:
-        await loader.get_next_batch(10)
-        state = loader.state_dict()
-        loader.save(tmp_path / "snapshot")
-        expected = ids(await loader.get_next_batch(5))
-    renamed = path.rename(tmp_path / "renamed.jsonl")
-    async with AsyncDataLoader(renamed, tokenize_fn=row_id, num_workers=0) as loader:
-        loader.load_state_dict(state, same_rows=True)
-        assert ids(await loader.get_next_batch(5)) == expected
-        loader.restore(tmp_path / "snapshot", same_rows=True)
-        assert ids(await loader.get_next_batch(5)) == expected
 
 
 def test_the_command_line_takes_it(path, tmp_path, capsys):

@@ -4,52 +4,17 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from asyncdata.errors import LoaderForkedError
 from asyncdata.read_ahead.source import ReadAhead
 from tests.support.closing import is_alive, service_of
 from tests.support.faults import until
 from tests.support.loaders import gated, make
-from tests.support.loading import NEVER_S, ids, order_of
+from tests.support.loading import NEVER_S
 from tests.support.tokenize_fns import waits_for_a_file
-
-
-def in_a_forked_child(function: Callable[[], None]) -> int:
-    """The exit status of a forked child that runs ``function``: 0 if it returns, 1 if it raises, -14 if it hangs."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        try:
-            function()
-        except BaseException as error:
-            os.write(2, repr(error).encode())
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_is_refused_and_the_parent_goes_on(path):
-    with make(path, num_workers=1, batch_size=2) as loader:
-        loader.get_next_batch(5)
-
-        def use_it() -> None:
-            calls = [("get_next_batch", 1), ("get_samples", 1), ("__iter__",), ("add_samples", []), ("start",)]
-            for name, *arguments in (*calls, ("load_state_dict", state), ("set_epoch", 1)):
-                with pytest.raises(LoaderForkedError, match="^AD503 the loader was made in process"):
-                    next(getattr(loader, name)(*arguments))
-            loader.close()
-            loader.close()
-
-        state = loader.state_dict()
-        assert in_a_forked_child(use_it) == 0
-        assert ids(loader.get_next_batch(5)) == order_of(path)[5:10]
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -68,11 +33,18 @@ def test_a_forked_child_may_close_whatever_the_parents_threads_were_doing(path):
         holder = threading.Thread(target=hold)
         holder.start()
         held.wait()
-        try:
-            assert in_a_forked_child(loader.close) == 0
-        finally:
-            done.set()
-            holder.join()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                loader.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        done.set()
+        holder.join()
+        assert status == 0
 
 
 @pytest.mark.thorough
@@ -103,9 +75,7 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next(path, monkeypatch)
         patch.setattr(service_of(loader), "close", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             loader.close()
-
     loader.close()
-
     assert not is_alive(loader)
 
 

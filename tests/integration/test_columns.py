@@ -17,23 +17,16 @@ from asyncdata import (
     Mix,
     PackedCollator,
     Part,
-    RayExecutor,
     Sample,
     SoftPacking,
 )
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support.columned import COLUMNS, columned, plain, values_of
-from tests.support.loading import SHUFFLE, write_rows
-from tests.support.ray_cluster import two_nodes
+from tests.support.loading import SHUFFLE
 
 NUM_ROWS = 90
 NUM_SAMPLES = 150  # into the second epoch
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def make(path, tokenize_fn=columned, **knobs):
@@ -74,16 +67,6 @@ def test_columns_are_those_of_the_row_and_after_a_restart_those_that_would_have_
     with make(path, **knobs) as loader:
         loader.load_state_dict(state)
         assert check(loader.get_next_batch(NUM_SAMPLES - 36)) == whole[36:]
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(600)
-def test_columns_come_from_the_nodes_of_a_cluster(path):
-    pytest.importorskip("ray")
-    with two_nodes(), make(path, num_workers=None, executor=RayExecutor(num_workers=2, num_cpus=0.5)) as loader:
-        found = check(loader.get_next_batch(NUM_SAMPLES))
-    with make(path) as loader:
-        assert check(loader.get_next_batch(NUM_SAMPLES)) == found
 
 
 @pytest.mark.asyncio

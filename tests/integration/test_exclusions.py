@@ -27,12 +27,6 @@ from tests.support.pages import run_command
 from tests.support.sources import KINDS, make_rows
 from tests.support.tokenize_fns import fails_on_13, id_and_text, row_id, waits_for_a_file
 
-
-@pytest.fixture
-def rows(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 # What comes next
 
 
@@ -177,26 +171,24 @@ def test_the_rows_are_left_out_from_here_on_by_every_kind_of_source_and_the_stat
         assert ids(loader.get_next_batch(len(expected) - 40)) == expected[40:]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_rows_of_a_mixture_are_left_out_of_their_own_part(tmp_path, num_workers):
+def test_rows_of_a_mixture_are_left_out_of_their_own_part(tmp_path):
     paths = [write_rows(tmp_path / f"{name}.jsonl", 40) for name in "ab"]
     mix = lambda: Mix({"a": paths[0], "b": paths[1], "the file of b": paths[1]})  # noqa: E731
-    with make(mix(), num_workers=num_workers) as loader:
+    with make(mix()) as loader:
         bad = next(sample for sample in loader.peek(200) if sample.source_name == "b" and ids([sample]) == [13])
         command = f"asyncdata sample {paths[1]} --position 0:0:0 --json --no-shuffle"
         place = json.loads(run_command(command)[1])
         places = {ids([sample])[0]: sample.source for sample in loader.peek(200) if sample.source_name == "a"}
         assert loader.exclude([bad, {**place, "source": "b"}, places[7]]) == 3
         state = loader.state_dict()
-    with make(mix(), num_workers=num_workers) as loader:
+    with make(mix()) as loader:
         loader.load_state_dict(state)
         found = loader.get_next_batch(300)
     seen = {name: {ids([sample])[0] for sample in found if sample.source_name == name} for name in mix().parts}
     assert list(seen.values()) == [set(range(40)) - {7}, set(range(40)) - {0, 13}, set(range(40))]
 
 
-@pytest.mark.parametrize("by", ["rows", "tokens"])
-@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize(("by", "is_nested"), [("rows", False), ("tokens", True)])
 def test_a_part_whose_rows_are_all_excluded_sits_out_and_the_others_keep_their_order(tmp_path, by, is_nested):
     paths = {name: write_rows(tmp_path / f"{name}.jsonl", 20) for name in "abc"}
 
@@ -375,34 +367,3 @@ def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_i
         loader.add_samples([[groups[2][0], groups[1][1]], [groups[0][1], groups[2][1]]])
         assert loader.statistics().dropped_groups_total == {"excluded": 2}
         assert loader.get_samples(1) == [[groups[0][1], groups[2][1]]]
-
-
-def test_groups_that_come_again_have_the_numbers_that_they_had_wherever_and_whenever_rows_were_excluded(source):
-    def numbered(groups):
-        return [(group[0].source, group[0].source_epoch, group[0].group_index) for group in groups]
-
-    def again(loader):
-        """Another loader, from its state."""
-        state = json.loads(json.dumps(loader.state_dict()))
-        other = make(source, commit="on_ack")
-        other.load_state_dict(state)
-        return other
-
-    with make(source, commit="on_ack") as loader:
-        first = loader.get_samples(12)
-        loader.consume(first[:4] + first[5:])  # one is out, and a restart begins there
-        ahead = [[sample] for sample in loader.peek(8)]
-        loader.exclude([first[2], ahead[3]])
-        more = loader.get_samples(9)
-        loader.exclude([first[2], ahead[3], more[4]])  # two of them once more
-        expected = numbered([first[4], *more[:4], *more[5:], *loader.get_samples(20)])
-        gone = [group[0].source for group in (first[2], ahead[3], more[4])]
-        with again(loader) as second:
-            second.exclude([more[6], more[4]])  # it was served before the restart, and not yet after it
-            expected = [one for one in expected if one[0] != more[6][0].source]
-            with again(second) as third:
-                assert numbered(third.get_samples(20)) == expected[:20]
-                third.set_epoch(0)
-                whole = numbered(third.get_samples(26))
-    assert not {*gone, more[6][0].source} & {place for place, _, _ in whole}
-    assert [number - whole[0][2] for _, _, number in whole] == list(range(26)), "no row has to keep its number now"

@@ -10,18 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncdata import Sample, Status
+from asyncdata import Status
 from asyncdata.errors import ConfigError, InvalidGroupError, SnapshotError
 from tests.support.loaders import make
-from tests.support.loading import ids, order_of, write_rows
+from tests.support.loading import ids, order_of
 
 NUM_ROWS = 100
 PAIRS = {"n_samples_per_prompt": 2}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def numbers(groups):
@@ -29,38 +24,6 @@ def numbers(groups):
 
 
 # Giving back
-
-
-def test_what_is_given_back_comes_first_each_once_and_then_the_order_goes_on(path):
-    mine = Sample(prompt="mine", tokens=np.array([9, 9], np.int32), metadata={"a": 1})
-    with make(path) as loader:
-        groups = loader.get_samples(6)
-        groups[1][0].response = "half a"
-        loader.add_samples([groups[1], groups[4], [mine]])
-        assert loader.statistics().buffered_groups == 3
-        again = loader.get_samples(4)
-        after = loader.get_samples(1)
-
-    assert again[:3] == [groups[1], groups[4], [mine]]  # the very samples: equality is identity
-    assert again[0][0].response == "half a"
-    assert [ids(group)[0] for group in [*again[3:], *after]] == order_of(path)[6:8]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "match"),
-    [
-        (lambda groups: [*groups, groups[0][:1]], "group 3 has 1 samples, and n_samples_per_prompt is 2"),
-        (lambda groups: [*groups, groups[0]], "group 3 is in the buffer already"),
-        (lambda groups: [setattr(groups[2][1], "reward", object()) or group for group in groups], "group 2: .*reward"),
-    ],
-)
-def test_groups_are_added_all_or_none(path, spoil, match):
-    with make(path, **PAIRS) as loader:
-        groups = loader.get_samples(3)
-        with pytest.raises(InvalidGroupError, match=f"^AD432 .*{match}"):
-            loader.add_samples(spoil(groups))
-        assert loader.statistics().buffered_groups == 0
-        assert ids(loader.get_next_batch(2)) == [order_of(path)[3]] * 2
 
 
 def test_a_filter_may_be_named_by_its_import_path(path):

@@ -8,6 +8,7 @@ import pytest
 
 from asyncdata import JsonlSource, Mix, Part, RayExecutor, RowShuffle, Shuffle
 from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
+from tests.support.combinations import each_value
 from tests.support.faults import until
 from tests.support.loaders import make
 from tests.support.loading import SHUFFLE, ids, order_of
@@ -47,11 +48,15 @@ def folder(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
-    "shuffle", [SHUFFLE, Shuffle(enabled=False), Shuffle(block_bytes=700, window_blocks=3)], ids=str
+    ("given", "shuffle", "num_workers"),
+    [
+        ("a folder", SHUFFLE, 0),
+        ("a glob", Shuffle(enabled=False), 2),
+        ("a list", Shuffle(block_bytes=700, window_blocks=3), 0),
+        ("a folder", Shuffle(block_bytes=700, window_blocks=3), 2),
+    ],
 )
-@pytest.mark.parametrize("given", ["a folder", "a glob", "a list"])
 def test_an_epoch_covers_the_whole_lines_that_are_there_when_it_begins_and_each_is_in_d(
     folder, num_workers, shuffle, given
 ):
@@ -149,8 +154,9 @@ def test_a_file_that_comes_with_a_name_that_is_no_utf8_is_named(folder):
         assert len(loader.get_next_batch(101)) == 101
 
 
-@pytest.mark.parametrize("how", ["shrinks", "is edited", "is gone", "becomes an array"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "num_workers"), each_value(["shrinks", "is edited", "is gone", "becomes an array"], [0, 1])
+)
 def test_what_an_epoch_has_had_may_not_change(folder, how, num_workers):
     path = folder / "m.jsonl"
     append(folder / "n.jsonl", 500, 5)

@@ -34,17 +34,6 @@ def flat(batches: Any) -> list[int]:
     return [number for batch in batches for number in ids(batch)]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_a_batch_is_a_slice_of_the_order_across_epochs(make, path, num_workers):
-    sizes = [1, 7, 64, 200, 250]  # the last one holds an end of an epoch wherever it starts
-
-    with make(path, num_workers=num_workers, buffer_size=10) as loader:
-        batches = [loader.get_next_batch(size) for size in sizes]
-
-    assert list(map(len, batches)) == sizes
-    assert flat(batches) == order_of(path, 3)[: sum(sizes)]
-
-
 def test_a_sample_says_what_it_is_and_where_it_comes_from(make, path):
     with make(path, n_samples_per_prompt=2) as loader:
         loader.get_next_batch(4)
@@ -70,7 +59,6 @@ def test_samples_of_a_group_share_no_value_that_a_trainer_may_change(make, tmp_p
     fn = lambda row: {"input_ids": [1], "metadata": {"list": []}, "label": [5]}  # noqa: E731
     with make(path, fn, n_samples_per_prompt=2) as loader:
         first, second = loader.get_next_batch(2)
-
     first.metadata["list"].append(1)
     first.label.append(2)
     assert (second.metadata, second.label) == ({"list": []}, [5])
@@ -168,15 +156,8 @@ def test_after_closing_every_use_says_so_and_the_state_is_that_of_the_last_deliv
 def test_any_function_runs_inline_and_workers_say_what_they_need(path):
     with open_loader(path, lambda row: [row["id"]]) as loader:
         assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
-
     with pytest.raises(ConfigError, match="^AD420 .*num_workers=0 to run it in this process"):
         open_loader(path, lambda row: [row["id"]], num_workers=1)
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
-def test_a_function_by_its_import_path(path, num_workers):
-    with open_loader(path, "tests.support.tokenize_fns:row_id", num_workers=num_workers) as loader:
-        assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
@@ -184,7 +165,6 @@ def test_a_function_that_calls_exit_has_a_bad_row(path, num_workers):
     special = write_rows(path, NUM_ROWS, {13: {"do": "exit"}})
     with open_loader(special, worker_fns.as_told, num_workers=num_workers) as loader:
         _, error = bad_row_at(loader)
-
     assert (error.code, error.line) == ("AD421", 14)
 
 

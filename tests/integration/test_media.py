@@ -26,8 +26,7 @@ from asyncdata import (
     Part,
     SoftPacking,
 )
-from asyncdata.errors import BadRowError, ConfigError, EndOfData, SourceChangedError, TooManyBadRowsError
-from tests.support.delays import delayed
+from asyncdata.errors import BadRowError, ConfigError, SourceChangedError, TooManyBadRowsError
 from tests.support.faults import until
 from tests.support.planned_media import NumberedMedia, media_of, two_phases, without_load, write_rows
 
@@ -51,8 +50,7 @@ def loader_of(source, workers=1, fn=None, **knobs):
     return DataLoader(source, tokenize_fn=fn or NumberedMedia(), num_workers=workers, epochs=1, **knobs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffle", [True, False, "full"])
+@pytest.mark.parametrize(("workers", "shuffle"), [(0, True), (2, False), (2, "full")])
 def test_samples_have_their_media_in_the_order_of_text(tmp_path, workers, shuffle):
     path = write_rows(tmp_path / "rows.jsonl")
     with loader_of(path, workers, shuffle=shuffle, batch_size=7, limits=Limits(max_media_bytes=100)) as loader:
@@ -133,15 +131,6 @@ def test_media_that_cannot_be_loaded_make_a_bad_row(tmp_path, fault, workers, co
     with loader_of(path, workers, shuffle=False, bad_rows="skip", batch_size=59) as loader:
         assert [check(sample) for batch in loader for sample in batch] == [n for n in range(60) if n != 7]
         assert loader.statistics().dropped_total == {f"bad row {code}": 1}
-
-
-def test_a_part_of_a_mixture_has_its_own_media_and_bad_rows(tmp_path):
-    some, others = (write_rows(tmp_path / f"{name}.jsonl", {8: "bad"}) for name in "ab")
-    mix = Mix({"a": Part(some, weight=1, when_done="stop"), "b": Part(others, weight=1, bad_rows="skip")})
-    with DataLoader(mix, tokenize_fn=NumberedMedia(), num_workers=1, bad_rows="skip", epochs=1, batch_size=5) as loader:
-        found = [(sample.source_name, check(sample)) for batch in loader for sample in batch]
-    assert {number for name, number in found if name == "a"} == {n for n in range(60) if n != 8}
-    assert ("b", 8) not in found
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -366,15 +355,6 @@ def test_rows_that_are_read_once_have_their_media_also_after_they_are_given_back
     assert [batch for batch, _, _ in run_of(str(zipped), workers, shuffle=False)] == packs
 
 
-def test_rows_of_parquet_have_their_media(tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    rows = [json.loads(line) for line in Path(write_rows(tmp_path / "rows.jsonl")).read_text().splitlines()]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=25)
-    with loader_of(str(tmp_path / "rows.parquet"), batch_size=7) as loader:
-        found = [check(sample) for batch in loader for sample in batch]
-    assert sorted(found) == list(range(60))
-
-
 @pytest.mark.parametrize("is_planned", [True, False])
 def test_each_rank_loads_the_media_of_its_own_packs(tmp_path, is_planned):
     path = write_rows(tmp_path / "rows.jsonl")
@@ -389,50 +369,6 @@ def test_each_rank_loads_the_media_of_its_own_packs(tmp_path, is_planned):
         assert found[-1] <= set(loaded)
         assert len(loaded) < 40  # of 48: of the last batch, which is filled up, a rank has all
     assert found[0] | found[1] == {number for number in range(60) if number % 5}
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_function_of_two_phases_gives_media_and_a_group_given_back_gets_them_again(tmp_path, workers):
-    path = write_rows(tmp_path / "rows.jsonl")
-    with loader_of(path, workers, two_phases, shuffle=False) as loader:
-        samples = loader.get_next_batch(3)
-        assert all(np.array_equal(one.columns["pixels"], media_of(row_of(one), 2)) for one in samples)
-        loader.add_samples([[sample] for sample in samples[1:]])
-        state = json.loads(json.dumps(loader.state_dict()))
-    with loader_of(path, workers, two_phases, shuffle=False) as loader:
-        loader.load_state_dict(state)
-        again = loader.get_next_batch(3)
-    assert list(map(row_of, again)) == [1, 2, 3]
-    assert all(np.array_equal(one.columns["pixels"], media_of(row_of(one), 2)) for one in again)
-
-
-def test_a_state_of_the_end_of_the_data_has_what_was_given_back_with_its_media(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", num_rows=8)
-    with loader_of(path, 0, two_phases, shuffle=False) as loader:
-        samples = loader.get_next_batch(8)
-        with pytest.raises(EndOfData):
-            loader.get_next_batch(1)
-        loader.add_samples([samples[5:6]])
-        state = loader.state_dict()
-    with loader_of(path, 0, two_phases, shuffle=False, timeout_s=30) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(EndOfData) as end:
-            loader.get_next_batch(3)
-    assert [row_of(sample) for group in end.value.groups for sample in group] == [5]
-    assert np.array_equal(end.value.groups[0][0].columns["pixels"], media_of(5, 2))
-
-
-@pytest.mark.thorough
-def test_groups_given_back_get_their_media_through_restarts(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", num_rows=200)
-    with delayed(seed=1), loader_of(path, 0, two_phases, shuffle=False, buffer_size=4) as loader:
-        samples = loader.get_next_batch(42)
-        for number in range(40):
-            loader.add_samples([[sample] for sample in samples[:2]])
-            loader.exclude(samples[2 + number : 3 + number])
-            samples[:2] = loader.get_next_batch(2)
-    assert list(map(row_of, samples[:2])) == [0, 1]
-    assert all(np.array_equal(one.columns["pixels"], media_of(row_of(one), 2)) for one in samples[:2])
 
 
 WRONG = {
@@ -465,12 +401,3 @@ def test_columns_of_the_load_without_a_load_are_those_of_another_call(tmp_path, 
     with loader_of(write_rows(tmp_path / "good.jsonl"), fn=without_load, **few) as loader:
         for batch in loader:
             assert loader.statistics().media_held_bytes <= 100 + 48 * len(list(map(check, batch)))
-
-
-def test_media_that_fail_are_counted(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", {13: "bad", 21: "raises"})
-    knobs = {"tokenize_fn": NumberedMedia(), "num_workers": 0, "shuffle": False, "epochs": 1, "bad_rows": "skip"}
-    with DataLoader(path, **knobs, batch_size=4) as loader:
-        assert sum(map(len, loader)) == 58
-        now = loader.statistics()
-    assert (now.media_failed_total, now.media_loaded_total) == (2, 46), "every fifth row has none"

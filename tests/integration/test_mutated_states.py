@@ -12,6 +12,7 @@ import pytest
 from asyncdata import DataLoader, HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.errors import SnapshotError
 from asyncdata.xtuner import XTunerPacking
+from tests.support.combinations import each_value
 from tests.support.loading import NEVER_S
 
 pytestmark = pytest.mark.thorough
@@ -107,13 +108,13 @@ def test_a_state_with_one_other_value_is_loaded_or_refused(loader_of, kind):
     assert next(iter(loader))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["world_size", "accumulation", "window", "num_gone", "epoch", "last"])
+@pytest.mark.parametrize(
+    ("kind", "name"), each_value(list(KINDS), ["world_size", "accumulation", "window", "num_gone", "epoch", "last"])
+)
 def test_a_number_that_no_run_has_is_refused(loader_of, kind, name):
     """Or the loader would make packs for that many ranks, and deliver none."""
     state = state_of(loader_of(kind))
     wrong = [{name: [0, 0, -1] if name == "last" else -1}, {"world_size": 0, "num_gone": 1}]
-
     for change in wrong if kind == "grouped packs" else wrong[:1]:
         with pytest.raises(SnapshotError, match="^AD602 "):
             loader_of(kind).load_state_dict({**state, "packing": state["packing"] | change})

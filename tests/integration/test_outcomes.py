@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import Outcomes, PassRate, Sample, SoftPacking
+from asyncdata import Mix, Outcomes, PassRate, Sample, SoftPacking
 from asyncdata.errors import (
     ConfigError,
     EndOfData,
@@ -25,11 +25,6 @@ from tests.support.loading import ids, write_rows
 
 NUM_ROWS = 60
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
-
-
-@pytest.fixture
-def rows(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def scores_of(row):
@@ -62,20 +57,6 @@ def run(loader, num_steps):
 # What is left out
 
 
-def test_solved_rows_are_left_out_of_later_epochs_and_counted_and_the_others_keep_their_order(rows, tmp_path):
-    with make(rows) as loader:
-        whole = ids(loader.get_next_batch(2 * NUM_ROWS))
-    with make(rows, n_samples_per_prompt=2, epochs=2, outcomes=Outcomes(policy=SOLVED)) as loader:
-        found = [row for _ in range(18) for row in step(loader)]
-        with pytest.raises(EndOfData):
-            loader.get_samples(1)
-        statistics = loader.statistics()
-
-    assert found == whole[:NUM_ROWS] + [row for row in whole[NUM_ROWS:] if row % 2 == 0]
-    assert statistics.dropped_total == {"excluded": 30}
-    assert (statistics.outcome_rows, statistics.outcome_scores_total) == (NUM_ROWS, 2 * 18 * 5)
-
-
 def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows, tmp_path):
     with make(rows, outcomes=Outcomes(policy=PassRate(drop_above=0.9))) as loader:
         late = loader.get_samples(NUM_ROWS)
@@ -83,7 +64,6 @@ def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows,
         loader.report(late, [1.0] * NUM_ROWS)
         second += loader.get_samples(NUM_ROWS - 1)
         assert len(set(ids(group[0] for group in second))) == NUM_ROWS
-
         with pytest.raises(NoSamplesError, match=r"AD401 epoch 2: 60 rows read, 0 kept: 60 by excluded.*Outcomes\(pol"):
             loader.get_samples(1)
 
@@ -156,7 +136,6 @@ def test_rows_that_are_left_out_are_not_tokenized(tmp_path, monkeypatch):
             groups = loader.get_samples(10)
             loader.report(groups, [float(group[0].tokens[0] % 10 != 0) for group in groups])
         assert len(ids(loader.get_next_batch(40))) == 40
-
     ahead, canaries = 2 * 20, 8  # of the second epoch, what was read ahead before it began was tokenized whole
     assert 440 <= len(log.read_bytes()) <= 400 + 40 + ahead + canaries
 
@@ -274,3 +253,64 @@ def test_samples_of_another_loader_and_reports_without_outcomes_are_refused(rows
         pytest.raises(InvalidGroupError, match=r"AD482.*other\.jsonl"),
     ):
         loader.report(foreign, [1.0])
+
+
+# Of a mixture, each part has a memory of its own
+
+
+@pytest.fixture
+def mix(tmp_path):
+    """A function that makes a mixture of these parts, of which "math" is a mixture of its own."""
+    code, math = (write_rows(tmp_path / f"{name}.jsonl", number) for name, number in (("code", 31), ("math", 20)))
+    parts = {"code": code, "math": Mix({"easy": math}, quota=4)}
+    return lambda *names: Mix({name: parts[name] for name in names}, quota=4, on_mix_change="apply")
+
+
+def reported(loader, num_steps):
+    """The state after so many batches with scores."""
+    for _ in range(num_steps):
+        loader.report(loader.get_next_batch(8), [0.5] * 8)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def test_a_report_over_a_mixture_is_counted_whole_or_not_at_all(mix):
+    with make(mix("code", "math"), outcomes=Outcomes(policy=SOLVED)) as loader:
+        samples = loader.get_next_batch(8)
+        foreign = samples[0].to_dict()
+        for change in ({"source_name": "other"}, {"source_epoch": None}):
+            with pytest.raises(InvalidGroupError, match="AD482.*no part of this mixture"):
+                loader.report([samples[1], Sample.from_dict(foreign | change)], [1.0, 1.0])
+        assert loader.statistics().outcome_rows == 0
+        loader.add_samples([[samples[0]]])
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(mix("code", "math"), outcomes=Outcomes(policy=SOLVED)) as loader:
+        loader.load_state_dict(state)
+        assert loader.report(loader.get_samples(1), [1.0]) == 1, "a group from a snapshot is known"
+
+
+def test_a_part_that_comes_back_has_its_memory_again(mix):
+    state = None
+    for names, num_steps in ((("math", "code"), 3), (("code",), 1), (("math", "code"), 0)):
+        with make(mix(*names), outcomes=Outcomes(policy=SOLVED)) as loader:
+            if state:
+                loader.load_state_dict(state)
+            state = reported(loader, num_steps)
+            parts = loader.statistics().by_source
+            assert names == ("code",) or parts["math.easy"].outcome_rows == 12
+
+
+def test_a_memory_in_a_file_is_refused_and_its_part_can_be_forgotten(mix):
+    with make(mix("math", "code"), outcomes=Outcomes(policy=SOLVED)) as loader:
+        state = reported(loader, 3)
+    state["mixture"]["parts"]["code"]["outcomes"] |= {
+        "memory": None,
+        "num_bytes": 1234,
+    }  # as development builds wrote it
+    with make(mix("math", "code"), outcomes=Outcomes(policy=SOLVED)) as loader:
+        with pytest.raises(SnapshotMismatchError, match=r"AD606 .*in a file"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, allow_changed={"outcomes"})
+        parts = loader.statistics().by_source
+        assert (parts["code"].outcome_rows, parts["math.easy"].outcome_rows > 0) == (0, True)
+    with make(mix("math", "code")) as loader, pytest.raises(SnapshotMismatchError, match=r"AD603"):
+        loader.load_state_dict(state)

@@ -157,6 +157,23 @@ def test_a_place_that_is_said_is_text_where_it_means_no_picture_and_is_counted(t
         assert all(sample.labels[at] != -100 for at in found[-1:] if says in row["messages"])
 
 
+def test_pictures_of_texts_without_places_come_before_the_first_text_of_the_user_and_are_counted(tmp_path, folders):
+    paths = [draw(tmp_path / f"{number}.png", 60 + 60 * number, 60, number) for number in range(2)]
+    system, again = {"role": "system", "content": "be brief"}, {"role": "user", "content": "sure?"}
+    row = {"messages": [system, {"role": "user", "content": "what?"}, ANSWER, again, ANSWER], "images": paths}
+    parts = [*map(image, paths), {"type": "text", "text": "what?"}]
+    written = {"messages": [system, {"role": "user", "content": parts}, *row["messages"][2:]]}
+    (wanted,) = loaded(tmp_path, folders["qwen3_vl"], written)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
+    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, num_workers=0, epochs=1) as loader:
+        (sample,) = loader.get_next_batch(1)
+        assert loader.statistics().noted_total == {"picture_placed_first": 1}
+    assert sample.tokens.tolist() == wanted.tokens.tolist()
+    assert sample.labels.tolist() == wanted.labels.tolist()
+    assert np.array_equal(sample.columns["pixel_values"], wanted.columns["pixel_values"])
+
+
 def test_pictures_lie_in_parquet_as_bytes(tmp_path, folders, picture):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     messages = [{"role": "user", "content": "<image>?"}, ANSWER]
@@ -168,8 +185,7 @@ def test_pictures_lie_in_parquet_as_bytes(tmp_path, folders, picture):
             assert loader.get_next_batch(1)[0].columns["pixel_values"].shape == (1, 3, 56, 56)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "CMYK", "P", "I;16"])
-@pytest.mark.parametrize("turn", [1, 6])
+@pytest.mark.parametrize(("mode", "turn"), [("RGB", 1), ("CMYK", 6), ("P", 6), ("I;16", 1)])
 def test_an_iterable_may_give_pictures_of_pillow(tmp_path, folders, mode, turn):
     opened = Image.open(draw(tmp_path / "picture.png", 90, 60, turn=turn))
     exif = opened.getexif()
@@ -235,6 +251,16 @@ BAD = {
         },
         {},
         "AD114.*2 pictures, .*places for 1, and 2 in answers",
+    ),
+    "nobody asks": (
+        lambda _, picture: {"messages": [{"role": "system", "content": "?"}, ANSWER], "images": [picture]},
+        {},
+        "AD114.*1 pictures, .*places for 0",
+    ),
+    "a result of Anthropic": (
+        lambda _, picture: asks({"type": "tool_result", "tool_use_id": "a", "content": [image(picture)]}),
+        {},
+        "AD131.*a turn of its own, of the role 'tool', whose content may have text and media",
     ),
     "a mark": (
         lambda _, picture: asks(image(picture), {"type": "text", "text": "<|image_pad|>"}),
@@ -323,6 +349,13 @@ def test_a_member_that_cannot_be_had_makes_a_bad_row(archives, folders, picture,
     settings = {key: value.format(archives) if key == "media_root" else value for key, value in settings.items()}
     with pytest.raises(BadRowError, match=message):
         loaded(archives, folders["qwen3_vl"], asks(image(f"{archives}/{path}")), **settings)
+
+
+def test_a_turn_of_a_tool_may_have_pictures(tmp_path, folders, picture):
+    result = {"role": "tool", "content": [{"type": "text", "text": "so"}, image(picture)]}
+    row = {"messages": [{"role": "user", "content": "what?"}, ANSWER, result, ANSWER]}
+    (sample,) = loaded(tmp_path, folders["qwen3_vl"], row)
+    assert len(sample.columns["pixel_values"]) == sample.columns["image_grid_thw"].prod() > 0
 
 
 def test_a_picture_within_media_root_is_found(tmp_path, folders, picture):
@@ -425,11 +458,7 @@ def test_prompts_have_pictures_for_the_trainer_and_for_the_engine(tmp_path, fold
         assert group[0].prompt.endswith("<|assistant|>")
         if pictured:
             assert np.array_equal(group[1].columns["pixel_values"], found["pixel_values"])
-    assert [group[0].extra for group in groups] == [
-        {"images": [picture]},
-        {"images": [{"bytes": text}]},
-        {},
-    ]
+    assert [group[0].extra for group in groups] == [{"images": [picture]}, {"images": [{"bytes": text}]}, {}]
 
 
 def test_prompts_with_pictures_need_a_template(folders):

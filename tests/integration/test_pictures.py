@@ -138,7 +138,6 @@ def test_a_dummy_runs_the_vision_tower_and_trains_nothing(rows, family, is_packe
 def test_positions_of_qwen_are_those_that_its_model_counts(rows, family):
     if family != "qwen3_vl":
         pytest.skip("only Qwen counts in three dimensions")
-
     with make(rows, packing=None, plan_packs=False, collate_fn=None) as loader:
         samples = loader.get_next_batch(12)
     for sample in samples:
@@ -147,28 +146,3 @@ def test_positions_of_qwen_are_those_that_its_model_counts(rows, family):
         tokens, types = torch.from_numpy(sample.tokens.astype(np.int64))[None], found["mm_token_type_ids"][None]
         wanted, _ = model_of(family).model.get_rope_index(tokens, mm_token_type_ids=types, **named)
         assert wanted[:, 0].T.tolist() == sample.columns["mrope"].tolist()
-
-
-def losses(loader: DataLoader, family: str, number: int) -> list[float]:
-    """Of so many batches."""
-    found = []
-    while len(found) < number:
-        for batch in loader:
-            out = torch.nn.functional.cross_entropy(
-                logits(batch, family)[:-1], torch.from_numpy(batch["labels"])[0, 1:]
-            )
-            found.append(float(out))
-            if len(found) == number:
-                break
-    return found
-
-
-def test_a_resumed_run_has_the_same_losses(rows, family):
-    with make(rows) as loader:
-        whole = losses(loader, family, 6)
-    with make(rows) as loader:
-        losses(loader, family, 3)
-        state = json.loads(json.dumps(loader.state_dict()))
-    with make(rows, num_workers=2) as loader:
-        loader.load_state_dict(state)
-        assert losses(loader, family, 3) == whole[3:]

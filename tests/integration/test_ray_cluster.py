@@ -23,6 +23,7 @@ from asyncdata import (
     SoftPacking,
 )
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, PrefetchTimeoutError, SourceError
+from tests.support.columned import columned
 from tests.support.faults import until
 from tests.support.loading import SHUFFLE, ids, write_rows
 from tests.support.ray_cluster import RayNodes, two_nodes
@@ -61,7 +62,8 @@ def delivered(loader: DataLoader) -> tuple[list[Any], dict[str, int], Any]:
     with loader, pytest.raises(EndOfData):
         while True:
             (sample,) = loader.get_next_batch(1)
-            found.append((sample.tokens.tolist(), sample.prompt, sample.label, sample.metadata))
+            columns = {name: values.tolist() for name, values in sample.columns.items()}
+            found.append((sample.tokens.tolist(), sample.prompt, sample.label, sample.metadata, columns))
     return found, dict(loader.statistics().dropped_total), loader.state_dict()["counters"]
 
 
@@ -89,11 +91,12 @@ def source_of(kind: str, folder: Path) -> Any:
         pytest.param("file", {"tokenize_fn": every_third_dropped, "epochs": 2}, id="rows that are dropped"),
         pytest.param("file", {"tokenize_fn": fails_on_13, "epochs": 2, "bad_rows": "skip"}, id="bad rows"),
         pytest.param("file", {"tokenize_fn": id_and_text, "digest": "tokens"}, id="the digest of all tokens"),
+        pytest.param("file", {"tokenize_fn": columned}, id="arrays beside the tokens"),
         pytest.param("file", {"shuffle": "full"}, id="permuted single rows"),
         pytest.param("file", {"shuffle": RowShuffle(method="none")}, id="single rows as they lie"),
         pytest.param("stream", {}, id="a stream, whose rows travel as bytes"),
         pytest.param("parquet", {"shuffle": Shuffle(block_bytes=4096, window_blocks=4)}, id="blocks of Parquet"),
-        pytest.param("file", {"tokenize_fn": PromptTokenizeFn, "executor": MIXED}, id="all columns"),
+        pytest.param("file", {"tokenize_fn": PromptTokenizeFn, "executor": MIXED}, id="prompts"),
         pytest.param("mix", {}, id="the parts of a mixture, which share the actors"),
     ],
 )
@@ -101,9 +104,7 @@ def test_what_is_delivered_is_what_other_workers_give(tmp_path, small_tokenizer,
     knobs, data = {"epochs": 1, "executor": REMOTE, **knobs}, source_of(source, tmp_path)
     if knobs.get("tokenize_fn") is PromptTokenizeFn:
         knobs["tokenize_fn"] = PromptTokenizeFn(str(small_tokenizer), label_key="id", max_length=30)
-
     found = delivered(make(data, **knobs))
-
     assert found[0]
     assert found == delivered(make(data, **{**knobs, "executor": None}))
 
@@ -135,7 +136,6 @@ def test_a_run_resumes_on_other_workers_with_the_next_sample(tmp_path, first, th
     with make(path, then) as loader:
         loader.load_state_dict(state)
         after = ids(loader.get_next_batch(363))
-
     assert before + after == whole
 
 
@@ -146,7 +146,6 @@ def test_a_row_that_brings_actors_down_is_found_and_no_other_is_blamed(tmp_path,
     path = write_rows(tmp_path / "rows.jsonl", 40, {13: special})
     knobs = {"epochs": 1, "bad_rows": "skip", "limits": Limits(row_timeout_s=1.5), "shuffle": False}
     found, dropped, _ = delivered(make(path, REMOTE, function, **knobs))
-
     assert [tokens[0] for tokens, *_ in found] == [number for number in range(40) if number != 13]
     assert dropped == {f"bad row {code}": 1}
 
@@ -166,7 +165,6 @@ def test_a_folder_is_sent_only_by_the_process_that_connects(tmp_path):
     executor = RayExecutor(num_workers=1, runtime_env={"working_dir": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"^AD497 .*ray\.init\(runtime_env=") as caught:
         make(write_rows(tmp_path / "rows.jsonl", 10), executor)
-
     assert str(tmp_path) in str(caught.value)
 
 
@@ -177,7 +175,6 @@ def test_a_node_that_does_not_see_the_data_is_named_with_the_file(tmp_path, monk
     path = "/proc/self/cwd/seen.jsonl"
     with make(path, RayExecutor(num_workers=1)) as loader, pytest.raises(SourceError) as caught:
         loader.get_next_batch(1)
-
     assert str(caught.value).startswith("AD492 node ") and path in str(caught.value)
     assert "cannot be read there" in str(caught.value)
 
@@ -200,10 +197,7 @@ LARGE = RayExecutor(num_workers=1, num_cpus=64, resources={"spare": 1})
 @pytest.mark.parametrize(
     ("executor", "told"),
     [
-        (
-            LARGE,
-            "1 actors wanted, 0 started, 0 of 4 CPU, 0 of 0 spare free; each needs CPU 64, spare 1",
-        ),
+        (LARGE, "1 actors wanted, 0 started, 0 of 4 CPU, 0 of 0 spare free; each needs CPU 64, spare 1"),
         (NO_GROUP, "8 actors wanted, 0 started, 0 of 4 CPU free; each needs CPU 1"),
     ],
 )
@@ -289,6 +283,5 @@ def test_local_workers_come_first_and_actors_while_the_trainer_waits(tmp_path):
             loader.get_next_batch(16)
         while not any(worker.state != "starting" and worker.pid is None for worker in loader.statistics().workers):
             loader.get_next_batch(16)
-
     changed = [event for event in events if event["event"] == "autotune.changed"]
     assert (changed[0]["before"], changed[0]["after"]) == (1, 2)

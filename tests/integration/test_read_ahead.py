@@ -76,11 +76,7 @@ def test_nothing_is_read_beyond_the_last_epoch(numbered, epochs):
 
 @pytest.mark.parametrize(
     ("function", "knobs"),
-    [
-        (all_dropped, {}),
-        (fails_on_13, {"bad_rows": "raise"}),
-        (fails, {"bad_rows": BadRows(policy="skip", max=5)}),
-    ],
+    [(all_dropped, {}), (fails_on_13, {"bad_rows": "raise"}), (fails, {"bad_rows": BadRows(policy="skip", max=5)})],
     ids=["an epoch without a sample", "a bad row that stops it", "one bad row too many"],
 )
 def test_nothing_is_read_beyond_what_stops_the_stream(numbered, function, knobs):
@@ -151,7 +147,6 @@ def test_under_every_schedule_of_deaths_restores_and_other_calls_what_is_deliver
     """Whatever windows are made of. More schedules run with the tests of faults."""
     for module in WAYS[way].needs:
         pytest.importorskip(module)
-
     simulate_way(way, seed, outcome := Outcome())
     assert outcome.num_samples > 0
 

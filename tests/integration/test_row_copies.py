@@ -102,7 +102,6 @@ def test_a_damaged_copy_is_never_delivered_and_is_put_right(parquet, cache_dir, 
 def test_a_copy_that_is_lost_during_a_run_costs_no_row(parquet, cache_dir, harm):
     with loader(parquet, cache_dir) as data:
         expected = delivered(data)
-
     with loader(parquet, cache_dir) as data:
         found = delivered(data, 10)
         for copy in copies(cache_dir):
@@ -131,21 +130,6 @@ def test_a_copy_is_on_the_disk_before_the_index_says_so(parquet, cache_dir, monk
     first = [*copied, "pwrite *.places", "pwrite *.index", "pwrite *.index"]  # rows, the header and the rest of a part
     last = ["pwrite *.places", "pwrite *.index", "fsync *.places", "fsync *.index"]
     assert steps == [*first, *copied, *last]
-
-
-def test_copies_of_an_older_release_are_made_anew_and_do_not_stay(parquet, cache_dir):
-    with loader(parquet, cache_dir) as data:
-        expected = delivered(data)
-    now = copies(cache_dir)
-    for copy in now:
-        rows = re.findall(rb'\{"id".*?\}', copy.read_bytes())
-        assert rows
-        copy.unlink()
-        copy.with_suffix(".jsonl").write_bytes(b"".join(row + b"\n" for row in rows))
-
-    with loader(parquet, cache_dir) as data:
-        assert delivered(data) == expected
-    assert copies(cache_dir) == now
 
 
 def test_what_a_killed_worker_left_half_written_goes_with_the_next_run_and_not_before(parquet, cache_dir):

@@ -23,11 +23,6 @@ KEYS = ["accuracy", "format", "größe"]
 BY_ACCURACY = PassRate(drop_above=0.5, key="accuracy")
 
 
-@pytest.fixture
-def rows(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
 def remembering(rows, policy=BY_ACCURACY, **knobs):
     return make(rows, n_samples_per_prompt=SIZE, outcomes=Outcomes(policy=policy), **knobs)
 

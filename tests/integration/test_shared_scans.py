@@ -21,6 +21,7 @@ import asyncdata
 from asyncdata import JsonlSource, Mix, Part, Shuffle
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support import planned_media
+from tests.support.combinations import each_value
 from tests.support.exchanges import Meeting
 from tests.support.faults import until
 from tests.support.inner import change
@@ -55,9 +56,7 @@ class Calls:
         return numbered(row)
 
 
-@pytest.mark.parametrize("at_start", [1, 16], ids=["all windows", "all windows but the first"])
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("way", ONLINE.values(), ids=ONLINE)
+@pytest.mark.parametrize(("way", "world_size", "at_start"), each_value(ONLINE, [2, 3], [1, 16]))
 def test_batches_and_states_are_those_without_an_exchange(path, way, world_size, at_start, monkeypatch):
     change(monkeypatch, ranks_at_start=at_start)
     with Ranks(path, world_size, batch_size=2, epochs=2, **way) as alone:
@@ -123,12 +122,10 @@ def reasons(logs):
 @pytest.mark.usefixtures("divided")
 def test_a_rank_goes_on_alone_after_another_has_left(path):
     expected, exchanges = batches_of(0, path, 200), meeting_of(2)
-
     with capture_logs() as logs:
         found, few = at_the_same_time(
             partial(batches_of, 0, path, 200, exchanges[0]), partial(batches_of, 1, path, 3, exchanges[1])
         )
-
     assert found == expected
     assert few == batches_of(1, path, 3)
     told = [(log["event"], log["log_level"]) for log in logs if log["event"].startswith("scans.")]
@@ -150,9 +147,7 @@ def test_a_rank_that_restarts_later_has_all_that_another_has_read_ahead_of_small
 def test_a_rank_that_ends_before_there_was_anything_to_divide_has_left_for_the_others(tmp_path):
     sent: list[bytes] = []
     one_window = write(tmp_path / "few.jsonl", lengths(100, 40))
-
     found = batches_of(0, one_window, 1, lambda data: sent.append(data) or [data, b""], epochs=1)
-
     assert len(found) == 1
     assert sent == [b""]
 
@@ -284,9 +279,7 @@ def test_a_row_that_kills_workers_is_found_by_every_rank(tmp_path):
     path.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(60)))
     settings = {"tokenize_fn": kills_on_13, "collate_fn": ids, "num_workers": 1, "bad_rows": "skip", "epochs": 1}
     exchanges = meeting_of(2)
-
     found = at_the_same_time(*(partial(batches_of, rank, path, 15, exchanges[rank], **settings) for rank in range(2)))
-
     delivered = [row for batches in found for batch in batches for row in batch]
     assert {*range(60)} - {*delivered} == {13}
 
@@ -295,7 +288,6 @@ def test_what_cannot_be_divided_is_refused(path, tmp_path):
     packed = tmp_path / "rows.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
-
     with pytest.raises(ConfigError, match="AD487 .*from front to back have none"):
         make(packed, ranks=ranks)
 
@@ -362,45 +354,6 @@ def test_a_fault_of_ours_ends_the_calls_or_the_sharing(path, method, monkeypatch
         assert found[rank] == expected[rank] or "injected" in found[rank]
 
 
-RANK = """
-import hashlib, os, signal, sys
-import torch.distributed as dist
-import asyncdata.read_ahead.windows.block_windows as block_windows
-from asyncdata import Ranks
-from asyncdata.integrations.torch import exchange
-from tests.support.ranks import WAYS, make
-block_windows._RANKS_AT_START = 1
-path, rank, store, dies_at = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-shared, digest = exchange(timeout_s=60) if dies_at else None, hashlib.sha256()
-ranks = Ranks(rank=rank, world_size=2, exchange=shared)
-with make(path, ranks=ranks, num_workers=1, epochs=1, **WAYS["soft"]) as loader:
-    for number, batch in enumerate(loader, 1):
-        digest.update(batch.content)
-        if rank == 1 and number == dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-print(digest.hexdigest(), flush=True)
-os._exit(0)  # the other may be gone, and gloo would wait for it
-"""
-
-
-@pytest.mark.thorough
-def test_ranks_divide_scans_over_gloo_and_one_goes_on_after_the_other_is_killed(path, tmp_path):
-    pytest.importorskip("torch")
-
-    def said(dies_at):
-        own = [[str(path), str(rank), str(tmp_path / f"store{dies_at}"), str(dies_at)] for rank in range(2)]
-        ranks = [
-            subprocess.Popen([sys.executable, "-c", RANK, *args], stdout=subprocess.PIPE, text=True) for args in own
-        ]
-        return [rank.communicate(timeout=240)[0].strip() for rank in ranks]
-
-    alone = said(0)
-    assert all(alone)
-    assert said(10**6) == alone
-    assert said(30) == [alone[0], ""]
-
-
 EXCHANGE = """
 import random, sys
 import torch.distributed as dist
@@ -438,9 +391,7 @@ def test_each_rank_loads_the_media_of_its_own_samples(tmp_path, num_workers):
     path = planned_media.write_rows(tmp_path / "rows.jsonl")
     settings = {"tokenize_fn": planned_media.NumberedMedia(), "num_workers": num_workers, "collate_fn": checked}
     alone, exchanges = [batches_of(rank, path, 14, **settings) for rank in range(2)], meeting_of(2)
-
     found = at_the_same_time(*(partial(batches_of, rank, path, 14, exchanges[rank], **settings) for rank in range(2)))
-
     assert found == alone
     assert any(rows for batches in found for rows in batches)
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncdata.errors import FilterError, SnapshotError
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime.sample import SlimeSample
+from asyncdata.integrations.slime.samples import SlimeSample
 from tests.support import slime_source
 from tests.support.examples import in_ci
 from tests.support.slime_source import HOOKS, args_for, labels, set_rollout_id, source_of, write_prompts
@@ -112,8 +112,6 @@ def label_at(order, epoch, offset):
 
 class Runs(RuleBasedStateMachine):
     """Processes that go on, one after another, from checkpoints; a model knows what each must find."""
-
-    workers = (0,)
 
     def __init__(self):
         super().__init__()
@@ -325,8 +323,7 @@ class Rollouts(Runs):
         """In another process, or in the same one."""
         rollout_id = data.draw(st.sampled_from(sorted(self.saved)))
         if not same:
-            num_workers = data.draw(st.sampled_from(self.workers))
-            self.open(asyncdata_num_workers=num_workers, asyncdata_buffer_size=room)
+            self.open(asyncdata_buffer_size=room)
             self.source.set_train_parallel_config({"dp_size": dp_size})
         self.resume(rollout_id, self.saved[rollout_id])
         assert self.source.metadata == {note: [note] for note in self.state.notes}
@@ -343,12 +340,6 @@ class Rollouts(Runs):
         self.resume(rollout_id, self.saved.pop(rollout_id)._replace(buffer=(), num_dropped=0))
         assert self.source.metadata == {note: [note] for note in self.state.notes}
         self.begin_anew(rollout_id + 1)
-
-
-class RolloutsWithWorkers(Rollouts):
-    """Each process may have worker processes, and how many is another number each time."""
-
-    workers = (0, 1, 2)
 
 
 class TrackedRollouts(Runs):
@@ -434,7 +425,5 @@ class TrackedRollouts(Runs):
 
 TestRollouts = Rollouts.TestCase
 TestRollouts.settings = settings(in_ci(30), stateful_step_count=25)
-TestRolloutsWithWorkers = pytest.mark.thorough(RolloutsWithWorkers.TestCase)
-TestRolloutsWithWorkers.settings = settings(in_ci(15), stateful_step_count=25)
 TestTrackedRollouts = TrackedRollouts.TestCase
 TestTrackedRollouts.settings = settings(in_ci(20), stateful_step_count=25)

@@ -71,20 +71,6 @@ def test_a_restart_reads_its_window_and_not_what_comes_before():
     until(lambda: again.num_open == 0)  # by its thread, if that was reading when the loader was closed
 
 
-def test_a_state_of_an_epochs_start_needs_nothing_of_the_stream_and_another_epoch_is_gone_to_at_once(path):
-    with make(path) as loader:
-        loader.get_next_batch(NUM_ROWS)
-        state = loader.state_dict()
-
-    assert state["position"] == [1, 0, 0]
-    assert "stream" not in state
-    with make(path) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(50)) == expected_ids(2)[NUM_ROWS : NUM_ROWS + 50]
-        loader.set_epoch(2)
-        assert ids(loader.get_next_batch(50)) == expected_ids(3)[2 * NUM_ROWS : 2 * NUM_ROWS + 50]
-
-
 def test_a_state_without_the_streams_part_is_replayed(path):
     with make(path) as loader:
         loader.get_next_batch(250)
@@ -131,16 +117,6 @@ def test_an_error_that_passes_costs_no_row(tmp_path):
         loader.load_state_dict(state)
         found += ids(loader.get_next_batch(NUM_ROWS - len(found)))
     assert found == expected_ids(1)
-
-
-def test_blank_lines_are_counted(tmp_path):
-    path = write(tmp_path / "rows.jsonl.gz", members([jsonl(ROWS).replace(b"\n", b"\n\n")]))
-
-    with make(str(path), epochs=1) as loader:
-        loader.get_next_batch(NUM_ROWS)
-        with pytest.raises(EndOfData):
-            loader.get_next_batch(1)
-        assert loader.statistics().blank_lines_total == NUM_ROWS
 
 
 @pytest.mark.thorough
@@ -196,7 +172,6 @@ def test_a_source_that_cannot_resume_at_its_row_is_read_from_the_start_and_that_
     with make(Watched(kind(LINES))) as loader:
         loader.get_next_batch(250)
         state = loader.state_dict()
-
     with structlog.testing.capture_logs() as logs, make(Watched(kind(LINES))) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(150)) == expected_ids(1)[250:]
@@ -258,7 +233,6 @@ def test_the_state_of_an_earlier_window_is_better_than_none():
         loader.get_next_batch(200)
         state = loader.state_dict()
     again, window = ListStream(LINES), state["position"][1] + 2
-
     with make(Watched(again), buffer_size=1) as loader:
         loader.load_state_dict({**state, "position": [0, window, 0]})
         first = len(sum(windows_before(window), []))

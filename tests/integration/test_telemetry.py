@@ -58,11 +58,6 @@ AT_ONCE: dict[str, Any] = {"interval_s": 0.001}
 
 
 @pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
-
-
-@pytest.fixture
 def folder(tmp_path):
     return tmp_path / "runs/a"
 
@@ -167,7 +162,6 @@ def test_a_state_that_is_loaded_in_the_middle_counts_what_it_repeats_once(path, 
         loader.get_next_batch(60)
         loader.load_state_dict(state)
         loader.get_next_batch(20)
-
     (start,) = read(folder).starts
     assert read(folder).totals.samples == 60
     assert sum(step.samples for step in start.differences()) == 120

@@ -13,17 +13,10 @@ import pytest
 
 from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
 from asyncdata.errors import ConfigError, FilterError, LoaderClosedError
-from tests.support.faces import Awaited
 from tests.support.loaders import make
-from tests.support.loading import write_rows
 from tests.support.tokenize_fns import row_id
 
 NUM_ROWS, SIZE = 24, 2
-
-
-@pytest.fixture
-def rows(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
 
 
 def numbers(groups):
@@ -61,18 +54,6 @@ def test_what_is_not_tracked_is_refused(rows):
     packed = make(rows, packing=SoftPacking(max_length=64), batch_size=1)
     with packed as loader, pytest.raises(ConfigError, match=r"not from track\(\)"):
         loader.track()
-
-
-def test_groups_of_the_buffer_that_are_out_and_excluded_may_be_consumed_or_given_back_and_come_no_more(rows):
-    with make(rows, commit="on_ack") as loader:
-        loader.add_samples(loader.get_samples(3)[:2])
-        first, second = loader.get_samples(2)
-        loader.exclude([first, second])
-        assert (loader.statistics().tracked_groups, loader.state_dict()["leases"]) == (3, [])
-        loader.consume([first])
-        loader.add_samples([second])
-        now = loader.statistics()
-        assert (now.tracked_groups, now.dropped_groups_total) == (1, {"excluded": 1})
 
 
 # Groups one by one
@@ -158,31 +139,6 @@ def test_a_plain_loop_waits_for_other_threads(rows):
         assert numbers(served) == list(range(NUM_ROWS))
 
 
-def test_finished_groups_are_in_the_state_and_taken_first_in_first_out(rows):
-    with make(rows) as loader:
-        first, second, third = (next(loader.groups(max_out=3)) for _ in range(3))
-        loader.add_samples(finished([third]))
-        loader.add_samples([second, *finished([first])])
-        assert numbers(next(loader.groups(max_out=9)) for _ in range(2)) == [1, 3]
-        state = loader.state_dict()
-    with Awaited(rows) as loader:
-        loader.load_state_dict(state)
-        taken = loader.take_finished(5)
-        assert [(number, group[0].response) for number, group in zip(numbers(taken), taken, strict=True)] == [
-            (2, "Yes"),
-            (0, "Yes"),
-        ]
-        loader.consume(taken)
-        assert numbers(loader.get_samples(3)) == [1, 3, 4]
-
-
-def test_fewer_groups_are_taken_where_they_are_enough(rows):
-    with make(rows, epochs=1) as loader:
-        loader.get_samples(NUM_ROWS - 3)
-        loader.peek(3)
-        assert len(loader.get_samples(8, at_least=2)) == 3
-
-
 def test_limits_that_cannot_work_are_refused(rows):
     with make(rows) as loader:
         for call in (
@@ -216,22 +172,6 @@ def test_a_group_that_is_too_old_is_the_prompt_that_it_was(rows):
         loader.load_state_dict(state)
         assert loader.policy_version == 3
         assert loader.statistics().too_old_groups_total == {"reset": 1}
-
-
-def test_a_group_that_was_out_and_is_too_old_after_a_restart_is_a_prompt_again(rows):
-    with make(rows, max_policy_lag=0, commit="on_ack") as loader:
-        (group,) = loader.get_samples(1)
-        group[0].response, group[0].status = "so far", Status.ABORTED
-        loader.add_samples([group])
-        loader.get_samples(1)
-        loader.policy_version = 1
-        state = loader.state_dict()
-        assert loader.statistics().too_old_groups_total == {}
-    with make(rows, max_policy_lag=0, commit="on_ack") as loader:
-        for _ in range(2):
-            loader.load_state_dict(state)
-            assert loader.statistics().too_old_groups_total == {"reset": 1}
-        assert loader.get_samples(1)[0][0].response == ""
 
 
 def test_a_function_decides_what_is_done_with_a_group_that_is_too_old(rows):

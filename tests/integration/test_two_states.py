@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from asyncdata import Cache, DataLoader, LengthGrouping, Limits, PackedCollator, SoftPacking
+from asyncdata import Cache, DataLoader, LengthGrouping, SoftPacking
 from asyncdata.errors import BadRowError
 from asyncdata.xtuner import XTunerPacking, XTunerTokenizeFn
 from tests.support.xtuner_fns import Pictured, write_pictured
@@ -65,15 +65,6 @@ def test_a_picture_is_opened_once_an_epoch_and_none_to_plan(tmp_path, kind, work
     assert opened(tmp_path) == sorted(f"runtime {number}.json" for number in GOOD if number % 5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pictures_in_memory_stay_within_the_limit_also_those_that_a_trainer_holds(tmp_path, kind):
-    path = write_pictured(tmp_path, 200)
-    with loader_of(path, tmp_path, kind, limits=Limits(max_media_bytes=4000)) as loader:
-        for batch in loader:
-            own = sum(array.nbytes for sample in samples_of(batch) for array in sample.columns.values())
-            assert loader.statistics().media_held_bytes <= 4000 + own
-
-
 @pytest.mark.parametrize("kind", ["online", "planned"])
 def test_a_picture_that_cannot_be_opened_or_has_another_size_leaves_its_pack_as_it_is(tmp_path, kind):
     path = write_pictured(tmp_path)
@@ -97,31 +88,6 @@ def test_a_picture_that_cannot_be_opened_or_has_another_size_leaves_its_pack_as_
         list(loader)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_goes_on_at_every_batch(tmp_path, kind):
-    path = write_pictured(tmp_path, sizes=WRONG)
-    whole, states = [], []
-    with loader_of(path, tmp_path, kind) as loader:
-        for batch in loader:
-            whole.append([check(sample) for sample in samples_of(batch)])
-            states.append(json.loads(json.dumps(loader.state_dict())))
-    for number, state in enumerate(states[:-1]):
-        with loader_of(path, tmp_path, kind, 0, state) as loader:
-            assert [[check(sample) for sample in samples_of(batch)] for batch in loader] == whole[number + 1 :]
-
-
-def test_groups_given_back_have_their_own_tokens_and_get_their_pictures_again(tmp_path):
-    path = write_pictured(tmp_path)
-    with loader_of(path, tmp_path, batch_size=None, n_samples_per_prompt=2, shuffle=False) as loader:
-        groups = loader.get_samples(4)
-        assert np.shares_memory(groups[3][0].tokens, groups[3][1].tokens)
-        groups[3][0].tokens = np.append(groups[3][0].tokens, [5])
-        loader.add_samples(groups[3:])
-        (first, second), *_ = loader.get_samples(3)
-    assert (first.tokens[-1], check(second)) == (5, 3)
-    assert np.array_equal(first.columns["pixel_values"], second.columns["pixel_values"])
-
-
 @pytest.mark.parametrize("weight", [0.0, 5000.0])
 def test_what_the_function_says_that_a_row_costs_is_what_packs_are_dealt_by(tmp_path, weight):
     """The packs and their order are those that XTuner makes of the counts and costs of its first state."""
@@ -141,10 +107,3 @@ def test_what_the_function_says_that_a_row_costs_is_what_packs_are_dealt_by(tmp_
     expected = [[rows[row] for row, _, _ in plan.pack(number)] for number in order]
     assert found[: len(expected)] == expected
     assert len(set(plan.costs)) > 1 or not weight
-
-
-def test_batches_of_counted_rows_are_collated_as_others(tmp_path):
-    path = write_pictured(tmp_path)
-    with loader_of(path, tmp_path, "online", collate_fn=PackedCollator(max_length=32)) as loader:
-        for batch in loader:
-            assert batch["pixel_values_counts"].sum() == len(batch["pixel_values"]) == (batch["input_ids"] == 9).sum()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from asyncdata import DataLoader, Ranks, RowFn
 from asyncdata.integrations.torch import AsyncDataset, OrderView, StatefulDataLoader
-from asyncdata.integrations.torch.views import LoaderOrderView, view_of_rows
+from asyncdata.integrations.torch.datasets import LoaderOrderView, view_of_rows
 from asyncdata.integrations.xtuner_rl import PromptDataloader
 from tests.support.frameworks import verl_sft as sft
 from tests.support.frameworks.killed_runs import needs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncdata.core.file_refs import Address
+from asyncdata.core.identity import Address
 from asyncdata.sources.remote.store import ObjectStamp
 
 if TYPE_CHECKING:

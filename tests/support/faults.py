@@ -71,10 +71,11 @@ class Program:
         self._mark = f"{MARK}={uuid.uuid4().hex}".encode()
         name, value = self._mark.decode().split("=")
         self._said = tempfile.TemporaryFile()
+        places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         inherited = {key: text for key, text in os.environ.items() if is_measured or key != "COVERAGE_PROCESS_CONFIG"}
         self.process = subprocess.Popen(
             [sys.executable, *options, *arguments],
-            env={**inherited, "PYTHONPATH": str(ROOT), name: value},
+            env={**inherited, "PYTHONPATH": places, name: value},
             stdin=subprocess.DEVNULL,
             stdout=self._said,  # no pipe: it is not read while the process runs
             stderr=subprocess.STDOUT,

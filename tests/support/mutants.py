@@ -251,7 +251,7 @@ _FATES = {0: "survived", 1: "killed"}
 """By the exit status of a child; any other has brought Python down."""
 
 _SELECT = ("-m", "not slow", "-p", "tests.support.mutants_reach", "-p", "no:cacheprovider")
-_STARTS_WORKERS = "asyncdata.workers.pool."
+_STARTS_WORKERS = "asyncdata.workers.popen."
 _ON_RAY = "asyncdata.workers.ray."
 """These are left out: the tests on a cluster are not among the quick ones."""
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata.core.imports import resolve_path
 from asyncdata.core.messages import Block, Job, Overflow
+from asyncdata.core.settings import resolve_path
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -54,11 +54,7 @@ class _Opened:
             items = row.get("items", 3)
             media = {"media": json.dumps({"pixels": items}).encode()} if items else {}
             out.keep(
-                number,
-                tokens,
-                **{SIZE.key: SIZE.encode(items, 0)},
-                **media,
-                spans=f"[[0,{len(tokens)}]]".encode(),
+                number, tokens, **{SIZE.key: SIZE.encode(items, 0)}, **media, spans=f"[[0,{len(tokens)}]]".encode()
             )
 
     def load(self, rows: Any, out: Any) -> None:

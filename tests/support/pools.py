@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
-from asyncdata.workers.pool.pool import Pool
-from asyncdata.workers.pool.process_pool import Processes
+from asyncdata.workers.pool import Pool
+from asyncdata.workers.process_pool import Processes
 from tests.support.executors import Client, until
 
 

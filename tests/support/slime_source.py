@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdata.integrations.slime import AsyncDataSource
-from asyncdata.integrations.slime.sample import SlimeSample as SlimeSample
+from asyncdata.integrations.slime.samples import SlimeSample as SlimeSample
 from tests.support.peers.checkouts import sglang, stand_ins
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata import IterableSource, JsonlSource, ParquetSource
-from asyncdata.core.digest import digest
+from asyncdata.core.identity import digest
 from tests.support.stores import BUCKET, FAST, http_host, s3
 from tests.support.streams import frames, jsonl, members
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncdata import SourceLocation
-from asyncdata.core.file_refs import FileRef
+from asyncdata.core.identity import FileRef
 from asyncdata.order.order import order_keys, shuffled_rows
 from asyncdata.sources.stream import Rows, RowStream
 

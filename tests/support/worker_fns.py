@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asyncdata.tokenization.encoders import idle_work
+from asyncdata.tokenization.encoders import fast_backends
 
 Row = dict[str, Any]
 
@@ -122,7 +122,7 @@ def leaves_work(row: Row) -> list[int]:
     """Leaves work for the next pause, once, that writes the process id into the file ``mark``."""
     if not _kept:
         _kept.append(type("AtRest", (), {"on_pause": lambda self: announce(row["mark"])})())
-        idle_work.wait_for_pause(_kept[0])
+        fast_backends.do_when_idle(_kept[0])
     return [row["id"]]
 
 
@@ -261,7 +261,7 @@ def _leaves_no_room_for_a_process(_: Opening) -> None:
 def _answers_everywhere(_: Opening) -> None:
     """To every socket of the process that opens it, so that the true answers come too late."""
     from asyncdata.core.messages import frame
-    from asyncdata.workers.pool.process_messages import Loaded
+    from asyncdata.workers.base import Loaded
 
     _write_to_every_socket(bytes(frame(0, Loaded(""))))
 

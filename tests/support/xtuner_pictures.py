@@ -80,7 +80,7 @@ class QwenPictures:
         asked = encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
         answered, after = encode(f"{assistant['content']}<|im_end|>"), encode("\n")
         ids = asked + answered + after
-        positions = mrope((np.array(ids) == _PAD).astype(int), grids.numpy(), 2)
+        positions = mrope((np.array(ids) == _PAD).astype(int), [(grid, 1.0) for grid in grids.numpy()], 2)
         return {
             "input_ids": ids,
             "labels": [-100] * len(asked) + answered + [-100] * len(after),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from asyncdata import DataLoader, PromptTokenizeFn, demo
-from asyncdata.cli.commands import demo as command
-from asyncdata.cli.commands.demo import compare
+from asyncdata.cli import run as command
+from asyncdata.cli.run import compare
 from asyncdata.demo import tokenizer_folder, write_docstring_prompts
 from asyncdata.errors import ConfigError, SourceError
 from asyncdata.telemetry.reader import read

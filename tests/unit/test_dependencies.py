@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import asyncdata
-from asyncdata.core.imports import from_clone
+from asyncdata.core.settings import from_clone
 from tests.support.audit import installed, verdict
 from tests.support.licences import faults, of_installed
 from tests.support.release import left_to_the_owner, missing_from

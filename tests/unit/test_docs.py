@@ -23,7 +23,7 @@ import structlog
 
 import asyncdata
 from asyncdata.checkpoint.snapshot import Snapshot
-from asyncdata.cli.arguments import commands
+from asyncdata.cli.main import commands
 from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
 from asyncdata.errors import ConfigError
@@ -42,7 +42,10 @@ MOVED = ("errors", "filters", "xtuner")
 FIRST_SCREEN_LINES = 40
 CODE_COLUMNS = 80
 
-NEEDED = {"docs/how-to/train-with-torch.md": "torch"}
+NEEDED = {
+    "docs/how-to/train-with-torch.md": ["torch"],
+    "docs/tutorial/run-over-videos.md": ["av", "torchvision", "transformers"],
+}
 """What a page's examples need beside the packages that every check is run with."""
 
 
@@ -114,8 +117,8 @@ WITH_EXAMPLES = [page for page in PAGES if {block.language for block in blocks_o
 @pytest.mark.thorough
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, folder):
-    if name_of(page) in NEEDED:
-        pytest.importorskip(NEEDED[name_of(page)])
+    for package in NEEDED.get(name_of(page), []):
+        pytest.importorskip(package)
     blocks = blocks_of(page)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block, following in itertools.zip_longest(blocks, blocks[1:]):
@@ -337,6 +340,17 @@ def test_each_figure_of_the_readme_has_a_row_of_the_measurements_and_a_command_t
         results = re.findall(rf"^\| {row} \| [^|]+ \|[^|]*\| ([\d.]+) ", page, re.MULTILINE)
         digits = len(number.partition(".")[2])
         assert float(number) in [round(float(result), digits) for result in results], figure
+
+
+def test_the_figures_of_the_first_screen_are_those_of_the_pages_with_their_dates():
+    first = (ROOT / "README.md").read_text("utf-8").partition("\n## ")[0]
+    pages = "".join((DOCS / f"explanation/{name}.md").read_text("utf-8") for name in ("measurements", "reliability"))
+    bullets = re.findall(r"^- (\*\*.*) \((20\d\d-\d\d-\d\d)\)\.$", first, re.MULTILINE)
+    told = {(figure, date) for text, date in bullets for figure in re.findall(r"\*\*(.+?)\*\*", text)}
+    measured = set(re.findall(r"^\| ([^|]+) \| S\w+, .*\| (20\d\d-\d\d-\d\d) \|$", pages, re.MULTILINE))
+    kills = sum(map(int, re.findall(r"^\| R[12] \|.*\| (\d+) kills; 0, 0, 0 \|", pages, re.MULTILINE)))
+
+    assert (len(bullets), {figure for figure, _ in told - measured}) == (3, {f"{kills} kills"})
 
 
 # A new user comes from README.md to a training loop of their own framework in at most three pages.

@@ -106,7 +106,7 @@ def test_a_function_or_the_class_of_a_callable_is_known_by_its_tag_or_else_its_i
     assert fingerprints_of(mine) == {"tokenize_fn": "length of a row version 3"}
     assert tag_of(Mine()) == "length of a row"
     with pytest.raises(ConfigError, match="AD420"):
-        resolve_path("asyncdata.core.imports:nothing")
+        resolve_path("asyncdata.core.settings:nothing")
 
 
 def open_source(kind: str, folder: Path) -> Any:

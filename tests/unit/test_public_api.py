@@ -38,13 +38,13 @@ def test_the_names_of_a_public_module_are_a_sorted_list_and_are_explained(module
 def test_public_modules_need_no_import_of_their_own():
     imported = modules_after("import asyncdata\nasyncdata.errors.EndOfData") - modules_after("import typing")
     assert {name for name in imported if name.startswith("asyncdata.")} == {
-        *("asyncdata.core", "asyncdata.core.errors", "asyncdata.core.version", "asyncdata.errors")
+        *("asyncdata.core", "asyncdata.core.errors", "asyncdata.errors")
     }
 
 
-def test_importing_the_package_imports_typing_and_three_small_modules():
+def test_importing_the_package_imports_typing_and_two_small_modules():
     imported = modules_after("import asyncdata") - modules_after("import __future__, importlib, typing")
-    assert imported == {"asyncdata", "asyncdata.core", "asyncdata.core.version"}
+    assert imported == {"asyncdata", "asyncdata.core"}
 
 
 def test_resolving_every_public_name_imports_no_framework():

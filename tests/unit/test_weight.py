@@ -25,7 +25,7 @@ WINGS = (
     "loader.recording", "loader.scan_sharing", "loader.wait_progress", "order.mixture", "read_ahead.mixture",
     "read_ahead.rank_calls", "read_ahead.row_index", "read_ahead.windows.indexed_windows",
     "read_ahead.windows.shared_scans", "read_ahead.windows.stream_windows", "report", "sources.arrow",
-    "sources.growing", "sources.remote.reads", "sources.remote.store", "sources.text.text_stream", "telemetry.recorder",
+    "sources.growing", "sources.remote.reads", "sources.remote.store", "sources.text_stream", "telemetry.recorder",
     "tokenization.pictures", "workers.inline", "workers.ray.executor", "workers.request_handler",
 )  # fmt: skip
 """What is imported only where its setting is set."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import missing_package
+from asyncdata.core.settings import missing_package
 
 
 def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:

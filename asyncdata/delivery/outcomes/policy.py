@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import resolve_path
-from asyncdata.core.settings import Description, Exchange
+from asyncdata.core.settings import Description, Exchange, resolve_path
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,6 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncdata.integrations.slime.async_rollouts import AsyncDataBuffer as AsyncDataBuffer
+    from asyncdata.integrations.slime.async_rollouts import generate_fully_async
     from asyncdata.integrations.slime.data_source import (
         AsyncDataSource,
         BadGroupError,
@@ -18,14 +20,12 @@ if TYPE_CHECKING:
         ReadOnlyError,
         report_outcomes,
     )
-    from asyncdata.integrations.slime.fully_async import generate_fully_async
-    from asyncdata.integrations.slime.miles_buffer import AsyncDataBuffer as AsyncDataBuffer
 
 _SOURCE = "AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError", "report_outcomes"
 _MODULES = {
     **dict.fromkeys(_SOURCE, "data_source"),
-    "generate_fully_async": "fully_async",
-    "AsyncDataBuffer": "miles_buffer",
+    "generate_fully_async": "async_rollouts",
+    "AsyncDataBuffer": "async_rollouts",
 }
 __all__ = (
     "AsyncDataSource",

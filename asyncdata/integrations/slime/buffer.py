@@ -6,19 +6,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from asyncdata.core.errors import FilterError, InvalidGroupError, SnapshotError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import FilterError, InvalidGroupError, SnapshotError, get_logger
 from asyncdata.integrations.adapters import KEY
-from asyncdata.integrations.slime.groups import SAMPLES, GroupRecord, Opened, Stored
-from asyncdata.integrations.slime.records import from_record, to_record
+from asyncdata.integrations.slime.checkpoint import SAMPLES, GroupRecord, Opened, Stored
 from asyncdata.integrations.slime.rollout_ledger import Entry
-from asyncdata.integrations.slime.sample import containers_of
+from asyncdata.integrations.slime.samples import containers_of, from_record, to_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from asyncdata.integrations.adapters import Scored
-    from asyncdata.integrations.slime.media import Process
+    from asyncdata.integrations.slime.samples import Process
 
     BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
     Media = dict[str, list[Any]]
@@ -49,12 +47,7 @@ class GroupKeeper:
     """
 
     def __init__(
-        self,
-        sample_type: type[Any],
-        samples_per_group: int,
-        process: Process | None = None,
-        *,
-        refuse: bool = True,
+        self, sample_type: type[Any], samples_per_group: int, process: Process | None = None, *, refuse: bool = True
     ) -> None:
         self._sample_type = sample_type
         self._samples_per_group = samples_per_group

@@ -19,14 +19,14 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import prepared
 from asyncdata.integrations.slime.miles_chats import refuse_own_encoders, tool_form
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.integrations.slime.sample import package_of, resolve_sample_type
+from asyncdata.integrations.slime.samples import package_of, resolve_sample_type
 from asyncdata.loader.config import LoaderConfig, place_of
 from asyncdata.loader.mix import Mix, mix_of_file
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.arrow.parquet import ParquetSource
 from asyncdata.sources.base import Source
+from asyncdata.sources.jsonl import JsonlSource
 from asyncdata.sources.resolve import described
-from asyncdata.sources.text.jsonl import JsonlSource
 from asyncdata.tokenization.functions.tokenizer_settings import BackendName
 
 PREFIX = "asyncdata_"

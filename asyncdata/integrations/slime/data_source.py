@@ -10,7 +10,7 @@ slime's ``RolloutDataSource``.
 The order is slime's own by default, and asyncdata's with ``asyncdata_order: stream`` (see ``config.Options``). Groups
 that a rollout took and never gave back are consumed, unless groups are tracked: then those that a fully asynchronous
 rollout has not finished, or not trained, when its process dies are served again (see ``rollout_ledger``). For miles,
-:class:`~asyncdata.integrations.slime.miles_buffer.AsyncDataBuffer` tracks them.
+:class:`~asyncdata.integrations.slime.async_rollouts.AsyncDataBuffer` tracks them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, InvalidGroupError, SnapshotError, SnapshotMismatchError, get_logger
 from asyncdata.core.settings import whole_number
 from asyncdata.delivery.ledger import not_out, not_tracked
 from asyncdata.integrations.slime import checkpoint as slime_checkpoint
 from asyncdata.integrations.slime.buffer import BadGroupError, GroupKeeper, group_index_of, pop_first, scores_of, take
-from asyncdata.integrations.slime.checkpoint import Found
+from asyncdata.integrations.slime.checkpoint import Found, GroupStore
 from asyncdata.integrations.slime.config import dump_tokenizer, settings_of
 from asyncdata.integrations.slime.feeds import Feed, feed_of
-from asyncdata.integrations.slime.groups import GroupStore
 from asyncdata.integrations.slime.loader_feed import LoaderFeed, media_process
-from asyncdata.integrations.slime.media import import_by_path
 from asyncdata.integrations.slime.rollout_ledger import Entry, Moment, RolloutLedger
-from asyncdata.integrations.slime.sample import (
+from asyncdata.integrations.slime.samples import (
     current_rollout_id,
+    import_by_path,
     package_of,
     register,
     resolve_sample_type,

@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.errors import ConfigError, NoSamplesError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, NoSamplesError, get_logger
 from asyncdata.integrations.slime.checkpoint import Kind, refuse_change
 from asyncdata.integrations.slime.rollout_ledger import Numbering
 

@@ -15,9 +15,17 @@ from asyncdata.core.errors import ConfigError, LoaderClosedError, NoSamplesError
 from asyncdata.integrations.adapters import KEY, key_of, report_scores
 from asyncdata.integrations.slime.checkpoint import Kind, refuse_change
 from asyncdata.integrations.slime.feeds import Feed, leave_epoch, refuse_beyond
-from asyncdata.integrations.slime.media import INPUTS, Process, process_of, to_worker, unpack
-from asyncdata.integrations.slime.records import remember
-from asyncdata.integrations.slime.sample import groups_of, package_of, resolve_sample_type
+from asyncdata.integrations.slime.samples import (
+    INPUTS,
+    Process,
+    groups_of,
+    package_of,
+    process_of,
+    remember,
+    resolve_sample_type,
+    to_worker,
+    unpack,
+)
 from asyncdata.loader.loader import DataLoader
 from asyncdata.loader.mix import Mix
 from asyncdata.order.order import row_of_epoch

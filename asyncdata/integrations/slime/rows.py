@@ -12,10 +12,9 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.slime import miles_chats
 from asyncdata.sources.row_json import python_value
-from asyncdata.tokenization.account import Account
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer, coded_digest, coded_folder
-from asyncdata.tokenization.functions.labelled import Draft, Drafting, RowTokenizer
+from asyncdata.tokenization.functions.text import Draft, Drafting, RowTokenizer
 from asyncdata.tokenization.functions.tokenizer_settings import (
     TEMPLATE_ARGUMENTS,
     Name,
@@ -25,20 +24,19 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     parse_date,
     templates_digest,
 )
-from asyncdata.tokenization.row_fields import RowReader, Tools
-from asyncdata.tokenization.rows import RowFault, decode_value
+from asyncdata.tokenization.row_fields import Account, RowReader, Tools
+from asyncdata.tokenization.rows import Buffer, RowFault, decode_value
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, TokenizerFolder, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.core.columns import Column
-    from asyncdata.integrations.slime.media import Process
+    from asyncdata.integrations.slime.samples import Process
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.column_writer import ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
 
-Buffer = bytes | memoryview
 
 # slime's kinds of media. Each placeholder in a text stands for the next item of its kind.
 _PLACEHOLDERS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
@@ -148,7 +146,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         if self.processing is None:
             return ()
 
-        from asyncdata.integrations.slime.media import INPUTS  # imports numpy, which a worker needs for nothing else
+        from asyncdata.integrations.slime.samples import INPUTS  # imports numpy, which a worker needs for nothing else
 
         return (INPUTS,)
 
@@ -242,7 +240,7 @@ class _SlimeRows(RowTokenizer):
 
     def load(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         """Write the inputs made of each row's media. Such a row has no tokens."""
-        from asyncdata.integrations.slime.media import INPUTS, packed_inputs
+        from asyncdata.integrations.slime.samples import INPUTS, packed_inputs
 
         for row, raw in enumerate(rows):
             out.progress(row)
@@ -254,7 +252,7 @@ class _SlimeRows(RowTokenizer):
                 out.fail(row, RowFault(fault.code, fault.reason, raw))
 
     def _process(self) -> Process:
-        from asyncdata.integrations.slime.media import opened_in_worker
+        from asyncdata.integrations.slime.samples import opened_in_worker
 
         if self._opened is None:
             assert self._processing is not None

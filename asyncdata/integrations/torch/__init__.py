@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdata.batching.collators.torch_tensors import to_torch
 from asyncdata.integrations.adapters import made_on_first_use
-from asyncdata.integrations.torch.dataset import LoaderDataset
+from asyncdata.integrations.torch.datasets import LoaderDataset, LoaderOrderView, LoaderRowView
 from asyncdata.integrations.torch.loader import StatefulDataLoader
 from asyncdata.integrations.torch.process import exchange, ranks
-from asyncdata.integrations.torch.views import LoaderOrderView, LoaderRowView
 
 __all__ = ("AsyncDataset", "OrderView", "RowView", "StatefulDataLoader", "exchange", "ranks", "to_torch")
 

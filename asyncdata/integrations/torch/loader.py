@@ -20,7 +20,7 @@ from asyncdata.batching.collators.torch_tensors import map_leaves, need_cuda, to
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
 from asyncdata.core.errors import ConfigError, WorkerError
-from asyncdata.core.imports import missing_package
+from asyncdata.core.settings import missing_package, naming_settings
 from asyncdata.core.threads import at_exit, started
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 from asyncdata.loader.measurements import epochs_of
@@ -74,6 +74,7 @@ class StatefulDataLoader:
     :raises ConfigError: if there is no such device, or it cannot have pinned memory.
     """
 
+    @naming_settings
     def __init__(
         self,
         loader: DataLoader[Any, Any],

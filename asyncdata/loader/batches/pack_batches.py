@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,15 +11,14 @@ import msgspec
 from msgspec import structs
 
 from asyncdata.batching.collators.base import Document
-from asyncdata.batching.online import OnlinePacks, OnlineProgress, place_of
+from asyncdata.batching.online import OnlinePacks, OnlineProgress
 from asyncdata.batching.packs import Counts, Delivered, Pack, PackState, Place, restored
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import ConfigError, NoSamplesError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, NoSamplesError, get_logger
 from asyncdata.core.messages import is_mass
-from asyncdata.core.types import Position, Sample
+from asyncdata.core.threads import no_op
+from asyncdata.core.types import Position, Sample, measured
 from asyncdata.delivery.ledger import Ledger, Request, RestartPoint, RowKey
-from asyncdata.loader.batches.sample_batches import Batch, Batching, BatchShare, PackTotals
+from asyncdata.loader.batches.sample_batches import Batch, Batching, BatchShare, Making, PackTotals
 from asyncdata.order.order import row_of_epoch
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from asyncdata.batching.planned import PlannedEpoch
     from asyncdata.batching.rules import PackRules
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.loader.config import LoaderConfig
-    from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
+    from asyncdata.read_ahead.windows.indexed_windows import PlannedRows
 
 _log = get_logger(__name__)
 _SAMPLES_PER_PUSH = 64
@@ -39,7 +38,6 @@ _BATCHES_AHEAD = 2
 class PackBatching(Batching):
     """What all batchings of packs have in common.
 
-    :param packs_samples: whether batches have packs; False: samples, each of which is a pack.
     :ivar on_packs: called with this rank's packs of a batch, before it is delivered.
     """
 
@@ -49,10 +47,9 @@ class PackBatching(Batching):
     has_told = False
     """Whether the log says that the packing drops samples in mass."""
 
-    def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any], *, packs_samples: bool) -> None:
-        super().__init__(config, collate)
+    def __init__(self, making: Making) -> None:
+        super().__init__(making)
         self.loops_only = "packs samples"
-        self._packs_samples = packs_samples
 
     def totals(self, ledger: Ledger) -> PackTotals:
         progress: OnlineProgress | PlannedProgress = ledger.packs
@@ -65,14 +62,14 @@ class PackBatching(Batching):
         :param excluded: rows that are left out of them.
         """
         if excluded:
-            packs = self.without(packs, excluded)
+            packs = self.row_keys.without(packs, excluded)
         packs = list(packs)
-        if self._packs_samples:
+        if self.making.packs_samples:
             self.on_packs(packs)
             items: list[Any] = [[_document(*piece) for piece in pack] for pack in packs]
         else:
             items = [pack[0][0] for pack in packs if pack]
-        return (self.collate(items),) if items else ()
+        return (self.making.batch(items),) if items else ()
 
 
 def _document(sample: Sample, start: int, stop: int) -> Document:
@@ -161,10 +158,8 @@ class PackBatches(ABC):
 class OnlineBatching(PackBatching):
     """Packing of samples as they come. Also length grouping without packing, where each sample is a pack."""
 
-    def __init__(
-        self, rules: PackRules, config: LoaderConfig, collate: Callable[[list[Any]], Any], *, packs_samples: bool
-    ) -> None:
-        super().__init__(config, collate, packs_samples=packs_samples)
+    def __init__(self, making: Making, rules: PackRules) -> None:
+        super().__init__(making)
         self.packs = OnlinePacks(rules)
 
     def description(self) -> dict[str, Any]:
@@ -180,15 +175,6 @@ class OnlineBatching(PackBatching):
     def epoch(self, ledger: Ledger) -> int:
         progress: OnlineProgress = ledger.packs
         return progress.epoch
-
-    def restart_point(self, ledger: Ledger) -> RestartPoint:
-        """Before the samples of packs that are not delivered."""
-        progress: OnlineProgress = ledger.packs
-        return progress.restart_point or _point_of(ledger)
-
-    def settled(self, ledger: Ledger) -> Ledger:
-        before = ledger.packs.settled or ledger
-        return structs.replace(ledger, position=before.position, counters=before.counters, packs=before.packs)
 
     def saved(self, ledger: Ledger) -> PackState:
         return self.packs.saved(ledger.packs)
@@ -261,10 +247,11 @@ class _OnlineBatches(PackBatches):
         """Push ``samples`` to the packer; the next batch, if there are enough packs for it."""
         progress: OnlineProgress = request.before.packs
         if samples:  # up to the one that fills the batch: so the place in D follows from the batches alone
-            again = _num_until(samples, progress.last)  # samples that waited before a restart, or came before those
-            point = _point_of(self._batching.settled(request.before))  # where a restart reads follows from them, too
+            places, _ = measured(samples)
+            again = _num_until(places, progress.last)  # samples that waited before a restart, or came before those
+            point = _point_of(request.before.settled())  # where a restart reads follows from them, too
             progress = self._packs.pushed(progress, samples[: again or None], point, self._share.size)
-            number = again or _num_until(samples, progress.last)
+            number = again or _num_until(places, progress.last)
             if number < len(samples):
                 self._coordinator.shorten(request, number)
             if again:
@@ -288,7 +275,7 @@ class _OnlineBatches(PackBatches):
             found, bad_rows = given or ({}, {})
             packs = [[(found.get(piece[0].position, piece[0]), *piece[1:]) for piece in pack] for pack in packs]
         if not num_packs and not is_end:
-            return self._commit(request, progress._replace(settled=self._batching.settled(request.before)))
+            return self._commit(request, progress._replace(settled=request.before.settled()))
 
         batch = self._batching.collated(packs, request.after.excluded)
         self._usual, self._num_taken = self._num_taken or self._usual, 0
@@ -351,9 +338,9 @@ def _is_drained(ledger: Ledger, progress: OnlineProgress) -> bool:
     return ledger.position.epoch > progress.epoch
 
 
-def _num_until(samples: list[Sample], last: Place | None) -> int:
-    """How many of the samples come before ``last`` or are it."""
-    return 0 if last is None else sum(place_of(sample) <= last for sample in samples)
+def _num_until(places: list[Place], last: Place | None) -> int:
+    """How many of the places come before ``last`` or are it."""
+    return 0 if last is None else bisect_right(places, last)
 
 
 def _nothing_kept(progress: OnlineProgress) -> str:
@@ -400,34 +387,27 @@ class PlannedProgress(NamedTuple):
 class PlannedBatching(PackBatching):
     """Planned packs, or planned groups of single samples. The plan is a part of the source's order.
 
-    :param windows: knows the planned packs of an epoch, once a sample of it is ready.
+    :param plans: know the planned packs of an epoch, once a sample of it is ready.
     """
 
     is_planned = True
 
-    def __init__(
-        self,
-        windows: IndexedWindows,
-        config: LoaderConfig,
-        collate: Callable[[list[Any]], Any],
-        *,
-        packs_samples: bool,
-    ) -> None:
-        super().__init__(config, collate, packs_samples=packs_samples)
-        self.windows = windows
+    def __init__(self, making: Making, plans: PlannedRows) -> None:
+        super().__init__(making)
+        self.plans = plans
 
     def begin(self, ledger: Ledger) -> PlannedProgress:
         return PlannedProgress(Counts())
 
     def at_epoch(self, ledger: Ledger, epoch: int) -> Ledger:
         progress: PlannedProgress = ledger.packs
-        self.windows.resume_dealt(Position(epoch), None)
+        self.plans.resume_dealt(Position(epoch), None)
         return structs.replace(ledger.at_epoch(epoch), packs=progress.at_start())
 
     def saved(self, ledger: Ledger) -> PackState:
         """The packs follow from the position, and from the ranks they are grouped for."""
         progress: PlannedProgress = ledger.packs
-        world_size, accumulation = self.windows.dealt_at(ledger.position) or (0, 0)
+        world_size, accumulation = self.plans.dealt_at(ledger.position) or (0, 0)
         return PackState(
             epoch=ledger.position.epoch,
             last=None,
@@ -443,7 +423,7 @@ class PlannedBatching(PackBatching):
     def restored(self, ledger: Ledger, state: PackState) -> Ledger:
         counts = restored(state.packer.get("counts", {}), Counts)
         dealt = (state.world_size, state.accumulation) if state.world_size else None
-        self.windows.resume_dealt(ledger.position, dealt)
+        self.plans.resume_dealt(ledger.position, dealt)
         return structs.replace(ledger, packs=PlannedProgress(counts, state.delivered))
 
     def batches(self, coordinator: Coordinator, *, runs_on: bool) -> PackBatches:
@@ -455,11 +435,11 @@ class _PlannedBatches(PackBatches):
 
     def __init__(self, batching: PlannedBatching, coordinator: Coordinator, *, runs_on: bool) -> None:
         super().__init__(batching, coordinator, runs_on=runs_on)
-        self._windows = batching.windows
+        self._plans = batching.plans
 
     def _num_wanted(self, ledger: Ledger) -> int:
         """The rows of the next batch's packs; one row while the plan is not known."""
-        plan = self._windows.plan(ledger.position.epoch)
+        plan = self._plans.find(ledger.position.epoch)
         if plan is None:
             return 1
 
@@ -482,7 +462,7 @@ class _PlannedBatches(PackBatches):
             return self._commit(request, self._at_end_of_epoch(request, progress))
 
         position = samples[0].position
-        plan = None if position is None else self._windows.plan(position.epoch)
+        plan = None if position is None else self._plans.find(position.epoch)
         if plan is None or position is None:
             return ()
 
@@ -497,7 +477,7 @@ class _PlannedBatches(PackBatches):
     def _at_end_of_epoch(self, request: Request, progress: PlannedProgress) -> PlannedProgress:
         """No row of the epoch is left: count its end, if batches of it were delivered before a restart."""
         epoch = request.before.position.epoch
-        plan = self._windows.plan(epoch) if epoch == request.last_epoch else None
+        plan = self._plans.find(epoch) if epoch == request.last_epoch else None
         return progress if plan is None or not progress.delivered.epoch_packs else progress.at_next_epoch(plan)
 
     def _batch(

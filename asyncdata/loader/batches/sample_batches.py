@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from asyncdata.core.errors import ConfigError, EndOfData, NoSamplesError
-from asyncdata.delivery.ledger import Ledger, RestartPoint, RowKey
+from asyncdata.delivery.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from asyncdata.batching.packs import Counts, Pack, PackState
+    from asyncdata.batching.packs import Counts, PackState
     from asyncdata.core.types import Sample
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.loader.config import LoaderConfig
+    from asyncdata.loader.exclusions import RowKeys
+    from asyncdata.loader.loader_media import LoaderMedia
+    from asyncdata.loader.opened_source import OpenedPart
 
 Batch = tuple[Any, ...]
 """One batch, or empty if samples form no batch."""
@@ -69,26 +73,53 @@ class PackTotals(NamedTuple):
     bad_rows: Mapping[str, int] = {}
 
 
+class Making(NamedTuple):
+    """What batches are made with.
+
+    :ivar parts: the sources of the samples.
+    :ivar collate: makes a batch of samples, or of packs.
+    :ivar packs_samples: whether batches have packs; False: samples, which may be grouped by length.
+    :ivar media: counts the media in batches as long as they are held; None: there are none.
+    """
+
+    config: LoaderConfig
+    parts: Sequence[OpenedPart]
+    collate: Callable[[list[Any]], Any]
+    packs_samples: bool = False
+    media: LoaderMedia | None = None
+
+    def batch(self, items: list[Any]) -> Any:
+        """The batch of samples, or of packs."""
+        batch = self.collate(items)
+        if self.media is not None:
+            self.media.count(batch)
+        return batch
+
+
 class Batching:
     """How a loader makes batches; chosen once, by :mod:`asyncdata.loader.packing_choice`. This one packs nothing.
 
     It has no state: the progress of packing is ``ledger.packs``.
 
-    :param collate: makes a batch of samples, or of packs.
     :ivar is_packed: whether batches are made of packs.
     :ivar is_planned: whether each row of D is at its place in a batch: samples as they come, or planned packs.
-    :ivar without: packs of samples without the pieces of the rows that are excluded.
     :ivar loops_only: why only a ``for`` loop may take samples; empty if other calls may.
     """
 
     is_packed = False
     is_planned = True
-    without: Callable[[Iterable[Pack], Mapping[RowKey, object]], list[Pack]]
 
-    def __init__(self, config: LoaderConfig, collate: Callable[[list[Any]], Any]) -> None:
-        self.config = config
-        self.collate = collate
-        self.loops_only = f"is one of world_size={config.ranks.world_size}" if config.ranks.world_size > 1 else ""
+    def __init__(self, making: Making) -> None:
+        self.making, self.config = making, making.config
+        world_size = self.config.ranks.world_size
+        self.loops_only = f"is one of world_size={world_size}" if world_size > 1 else ""
+
+    @cached_property
+    def row_keys(self) -> RowKeys:
+        """The keys of the rows that samples are of."""
+        from asyncdata.loader.exclusions import RowKeys
+
+        return RowKeys(self.making.parts)
 
     def description(self) -> dict[str, Any]:
         """The settings that decide which packs there are, if they are not in the source's order. As builtins."""
@@ -109,14 +140,6 @@ class Batching:
     def totals(self, ledger: Ledger) -> PackTotals:
         """How many packs were delivered."""
         return PackTotals()
-
-    def restart_point(self, ledger: Ledger) -> RestartPoint:
-        """Where D is read from after a restart: before the oldest lease, or at the next sample."""
-        return RestartPoint(*ledger.restart_point()[:2])
-
-    def settled(self, ledger: Ledger) -> Ledger:
-        """What a snapshot is taken of: the ledger without what was taken for a batch that is not delivered."""
-        return ledger
 
     def saved(self, ledger: Ledger) -> PackState | msgspec.UnsetType:
         """What a snapshot keeps of packing."""
@@ -144,7 +167,7 @@ class SampleBatches:
     """
 
     def __init__(self, batching: Batching, coordinator: Coordinator, *, runs_on: bool) -> None:
-        self._collate = batching.collate
+        self._collate = batching.making.batch
         self._group_size = batching.config.n_samples_per_prompt
         self._share = BatchShare.of_config(batching.config)
         self._coordinator = coordinator

@@ -16,16 +16,15 @@ from __future__ import annotations
 from array import array
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError, get_logger
 from asyncdata.core.messages import Failed, Index, Indexed, RowError, reason_mark
-from asyncdata.delivery.bad_rows import error_at, located
+from asyncdata.delivery.bad_rows import error_at, located, without_text
 from asyncdata.delivery.mass_drops import MassDrops
 from asyncdata.read_ahead.calls import checked
 from asyncdata.read_ahead.rank_calls import RankCalls, rank_answers
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from asyncdata.core.errors import BadRowError
     from asyncdata.core.messages import Reply
     from asyncdata.core.types import SourceLocation
+    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.row_index.index_file import IndexFile
     from asyncdata.read_ahead.row_index.row_index import RowIndex
@@ -56,8 +56,7 @@ class Indexer:
 
     :param check: as in :class:`~asyncdata.core.messages.Index`.
     :param file: the file with the rows that earlier runs found; new rows are appended.
-    :param on_bad: called with each bad row; it raises if the row may not be passed over.
-    :param shows_rows: whether errors may quote a row.
+    :param bad_rows: what is done with bad rows.
     :ivar growth: called when more rows are known, or the index has failed.
     """
 
@@ -68,18 +67,15 @@ class Indexer:
         index: RowIndex,
         check: str,
         file: IndexFile | None,
-        on_bad: Callable[[BadRowError], object],
-        *,
-        shows_rows: bool = True,
+        bad_rows: BadRowPolicy,
     ) -> None:
         self._source = source
         self._calls = calls
         self._index = index
         self._check = check
         self._file = file
-        self._on_bad = on_bad
+        self._bad_rows, self._num_bad_rows = bad_rows, 0
         self.growth, self._answers = Changes(), Changes()
-        self._shows_rows = shows_rows
         self._mass_drops = MassDrops("", len(source.files))
         self._num_asked = 0
         self._leaves_room = False
@@ -188,7 +184,7 @@ class Indexer:
             return reply
 
         place = self._source.location(reply.place.file_id, reply.place.offset, -1)
-        return located(reply, place, shows_row=self._shows_rows)
+        return located(reply, place, shows_row=self._bad_rows.shows_row)
 
     def _append_found(self) -> None:
         self._share_rows()
@@ -198,31 +194,21 @@ class Indexer:
             self._finish_if_complete()
 
     def _take(self, part: Indexed) -> None:
-        first_block, first_row = self._index.num_blocks, self._index.num_found
+        rows = _RowsOfPart(part, self._source, self._index, self._index.num_blocks, self._index.num_found)
         self._index.append(part)
-        location = partial(self._location, part, first_block, first_row)
-        self._mass_drops.see(
-            len(part.lengths) // 4, _rows_by_reason(part), partial(self._files, part, first_block), location
-        )
+        self._mass_drops.see(rows, _rows_by_reason(part))
         for error in part.errors:
-            self._on_bad(error_at(location(error.row), error))
+            self._pass_over(error_at(rows.row_location(error.row), error))
 
-    def _files(self, part: Indexed, first_block: int) -> Any:
-        """The number of each row's file, of a part that begins with block ``first_block``."""
-        counts = np.frombuffer(part.counts, np.int32)
-        blocks = self._source.blocks(range(first_block, first_block + len(counts)))
-        return np.repeat(np.array([block.file_id for block in blocks], np.int64), counts)
+    def _pass_over(self, error: BadRowError) -> None:
+        policy = self._bad_rows
+        error = error if policy.shows_row else without_text(error)
+        if not policy.is_raised:
+            policy.pass_over(error)
+        if policy.stops_after(self._num_bad_rows):
+            raise policy.stop_error(error)
 
-    def _location(self, part: Indexed, first_block: int, first_row: int, row: int) -> SourceLocation:
-        """The location of a row of a part that begins with block ``first_block`` and row ``first_row``."""
-        ends = np.cumsum(np.frombuffer(part.counts, np.int32))
-        number = int(np.searchsorted(ends, row, side="right"))
-        (block,) = self._source.blocks([first_block + number])
-        first = int(ends[number - 1]) if number else 0
-        inside = row - first if self._index.spool else int(np.frombuffer(part.offsets, np.int32)[row])
-        length = int(np.frombuffer(part.lengths, np.int32)[row])
-        place = self._source.location(block.file_id, block.start + inside, length)
-        return self._index.numbered(place, block.file_id, first_row + row)
+        self._num_bad_rows += 1
 
     def _write(self, part: Indexed) -> None:
         if self._file is None:
@@ -282,6 +268,35 @@ class Indexer:
         self.growth()
 
 
+class _RowsOfPart(NamedTuple):
+    """The rows of a part, which begins with block ``first_block`` and row ``first_row``."""
+
+    part: Indexed
+    source: Blocks
+    row_index: RowIndex
+    first_block: int
+    first_row: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.part.lengths) // 4
+
+    def file_ids(self) -> Any:
+        counts = np.frombuffer(self.part.counts, np.int32)
+        blocks = self.source.blocks(range(self.first_block, self.first_block + len(counts)))
+        return np.repeat(np.array([block.file_id for block in blocks], np.int64), counts)
+
+    def row_location(self, row: int) -> SourceLocation:
+        ends = np.cumsum(np.frombuffer(self.part.counts, np.int32))
+        number = int(np.searchsorted(ends, row, side="right"))
+        (block,) = self.source.blocks([self.first_block + number])
+        first = int(ends[number - 1]) if number else 0
+        inside = row - first if self.row_index.spool else int(np.frombuffer(self.part.offsets, np.int32)[row])
+        length = int(np.frombuffer(self.part.lengths, np.int32)[row])
+        place = self.source.location(block.file_id, block.start + inside, length)
+        return self.row_index.numbered(place, block.file_id, self.first_row + row)
+
+
 def _rows_by_reason(part: Indexed) -> dict[str, Any]:
     """The rows of a part that yield no sample, by reason."""
     found: dict[str, Any] = {}
@@ -323,25 +338,15 @@ _decode = msgspec.msgpack.Decoder(_Message).decode
 class SharedIndexer(Indexer):
     """Fills ``index`` as :class:`Indexer` does, whose parameters it has.
 
-    :param exchange: a call sends bytes to all ranks, and returns those of each.
-    :param timeout_s: seconds to wait for the others in a call.
+    :param ranks: the loader's setting, with an exchange.
     :param identity: of all that the index depends on; equal for all ranks.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        exchange: Callable[[bytes], list[bytes]],
-        timeout_s: float,
-        rank: int,
-        world_size: int,
-        identity: str,
-        shows_rows: bool,
-    ) -> None:
-        super().__init__(*args, shows_rows=shows_rows)
-        self._rank, self._world_size, self._identity = rank, world_size, identity
+    def __init__(self, *args: Any, ranks: Any, identity: str) -> None:
+        super().__init__(*args)
+        self._rank, self._world_size, self._identity = ranks.rank, ranks.world_size, identity
         died = "one of them has died, or does not read from its loader. Restart all of them from a snapshot"
-        self._ranks = RankCalls(exchange, timeout_s, "rows' lengths", died)
+        self._ranks = RankCalls(ranks, ranks.exchange_timeout_s, "rows' lengths", died)
         self._num_calls = self._num_stored = 0
         self._stored: Iterator[Indexed] = iter(())
         self._giver, self._num_to_give = -1, 0
@@ -458,7 +463,7 @@ class SharedIndexer(Indexer):
         :raises WorkerError: if one of them has failed.
         :raises ConfigError: if they are not those of one run.
         """
-        messages = rank_answers(answers, _decode, self._world_size, "Ranks(exchange=...)")
+        messages = rank_answers(answers, _Message, self._world_size, "Ranks(exchange=...)")
         for rank, message in enumerate(messages):
             if message.error:
                 raise WorkerError(f"AD486 rank {rank} takes no part in the exchange any more: {message.error}")

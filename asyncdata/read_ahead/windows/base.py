@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -15,10 +15,42 @@ if TYPE_CHECKING:
 
     from asyncdata.checkpoint.snapshot import StreamState
     from asyncdata.core.types import Position, SourceLocation
+    from asyncdata.delivery.channel import Channel, Entry
+    from asyncdata.delivery.chunk import Chunk
+    from asyncdata.delivery.items import Failure
+    from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.read_ahead.windows.shared_scans import SharedScans
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Feed(Protocol):
+    """Where rows go: the coordinator, or a part of a mixture. A restart makes a new channel.
+
+    :ivar lock: held while anything of the channel changes.
+    """
+
+    rules: DeliveryRules
+    lock: Any
+
+    @property
+    def channel(self) -> Channel: ...
+
+    def restart_position(self) -> Position:
+        """The first position that a restart would need now."""
+
+    def is_awaited(self, channel: Channel) -> bool:
+        """Whether a call waits for a sample, and none is left."""
+
+    def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
+        """A place for at most ``max_rows`` rows; None if there is no room for ``min_rows``."""
+
+    def fill(self, channel: Channel, entry: Entry, content: Chunk | Failure) -> None:
+        """Set the content of ``entry``."""
+
+    def fail(self, channel: Channel, failure: Failure) -> None:
+        """End with an error, after everything that is entered."""
 
 
 class Windows:
@@ -33,8 +65,12 @@ class Windows:
     num_blank = 0
     leaves_out = is_padded = is_late = False
 
-    def begin(self) -> None:
-        """The service runs, in whose loop this is called: from now on, other ranks may wait for this one."""
+    def begin(self, feed: Feed) -> None:
+        """The service runs, in whose loop this is called: from now on, other ranks may wait for this one.
+
+        :param feed: where the rows go, which knows what a restart would need.
+        """
+        self._feed = feed
 
     def restart(self) -> None:
         """The read-ahead begins anew: no window that was opened is needed any more."""

@@ -9,8 +9,7 @@ import numpy as np
 
 from asyncdata.batching.planned import PlannedEpoch, PlannedOrder, packs_of, refuse_too_many
 from asyncdata.batching.rules import Dealt
-from asyncdata.core.errors import AsyncDataError, ConfigError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, get_logger
 from asyncdata.core.messages import (
     NO_SLOT,
     NOT_IN_SLOT,
@@ -27,12 +26,10 @@ from asyncdata.core.messages import (
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.order.order import ROWS_PER_WINDOW, RowOrder, Share, row_of_epoch
 from asyncdata.read_ahead.calls import Calls
-from asyncdata.read_ahead.windows.base import Int32, Int64, OpenWindow, Windows, no_such_place
+from asyncdata.read_ahead.windows.base import Feed, Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.workers.changes import Promise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asyncdata.batching.packs import Int64, Packs
     from asyncdata.read_ahead.row_index.builder import Indexer
     from asyncdata.read_ahead.row_index.row_index import Places, RowIndex
@@ -42,18 +39,13 @@ if TYPE_CHECKING:
 class PlannedRows:
     """The planned epochs of one loader. Call methods in the service's thread, unless they say "from any thread".
 
-    :param restart_point: returns the first position that a restart would need now.
+    :ivar feed: where their rows go.
     :ivar start: where delivery began, or was restored to.
     """
 
-    def __init__(
-        self,
-        order: PlannedOrder,
-        index: RowIndex,
-        calls: Calls,
-        restart_point: Callable[[], Position] = Position,
-    ) -> None:
-        self._restart_point = restart_point
+    feed: Feed
+
+    def __init__(self, order: PlannedOrder, index: RowIndex, calls: Calls) -> None:
         self.start = Position()
         self._order = order
         self._index = index
@@ -140,7 +132,7 @@ class PlannedRows:
     @property
     def _first_wanted(self) -> int:
         """The first epoch whose plan is kept. The batches may still be in the epoch before the one that is read."""
-        return self._restart_point().epoch - 1
+        return self.feed.restart_position().epoch - 1
 
 
 _log = get_logger(__name__)
@@ -226,9 +218,9 @@ class IndexedWindows(Windows):
 
     :param indexer: what fills ``index``.
     :param share: the rows that this rank tokenizes; None: all.
-    :param restart_point: returns the first position that a restart would need now.
     :ivar start: where delivery began, or was restored to. In that epoch, rows that are dealt to ranks one by one are
         counted from there; in later epochs, from the epoch's start.
+    :ivar plans: the planned epochs; None if no packs are planned.
     """
 
     def __init__(
@@ -239,47 +231,32 @@ class IndexedWindows(Windows):
         index: RowIndex,
         indexer: Indexer,
         share: Share | None = None,
-        *,
-        restart_point: Callable[[], Position] = Position,
     ) -> None:
-        self._restart_point = restart_point
         self.start = Position()
         self._source, self._order, self._calls, self._index, self._indexer = source, order, calls, index, indexer
         self._share = share
         self._begun: Promise[bool] = Promise()  # no event: it would belong to the loop of the code that makes a loader
         self._permutations: dict[int, Any] = {}
-        self._plans = PlannedRows(order, index, calls, restart_point) if isinstance(order, PlannedOrder) else None
+        self.plans = PlannedRows(order, index, calls) if isinstance(order, PlannedOrder) else None
 
-    def begin(self) -> None:
+    def begin(self, feed: Feed) -> None:
+        super().begin(feed)
+        if self.plans is not None:
+            self.plans.feed = feed
         if not self._begun.is_kept:
             self._begun.keep(True)
             self._indexer.begin()
 
     def restart(self) -> None:
-        if self._plans is not None or self._share is not None:
-            self.start = self._restart_point()
-        if self._plans is not None:
-            self._plans.restart(self.start)
+        if self.plans is not None or self._share is not None:
+            self.start = self._feed.restart_position()
+        if self.plans is not None:
+            self.plans.restart(self.start)
 
     async def run(self) -> None:
         """Build the index, from the first start on."""
         await self._begun
         await self._indexer.build()
-
-    # For planned packs. From any thread.
-
-    def plan(self, epoch: int) -> PlannedEpoch | None:
-        """The planned packs of ``epoch``; known from its first delivery to its end."""
-        return None if self._plans is None else self._plans.find(epoch)
-
-    def dealt_at(self, position: Position) -> Dealt | None:
-        """What a snapshot keeps besides ``position``: how the packs of its epoch are dealt, if it has begun."""
-        return None if self._plans is None else self._plans.dealt_at(position)
-
-    def resume_dealt(self, position: Position, dealt: tuple[int, int] | None) -> None:
-        """Prepare for a restart at ``position``, from a snapshot that kept ``dealt``."""
-        if self._plans is not None:
-            self._plans.resume_dealt(position, dealt)
 
     def rows_after(self, position: Position) -> int | None:
         """Exact, but only known if the index is complete and no packs are planned."""
@@ -324,7 +301,7 @@ class IndexedWindows(Windows):
     def _expected(self, found: _Rows) -> Int32 | None:
         """How many tokens the rows have, if every row is a sample; see :class:`~asyncdata.core.messages.Tokenize`."""
         share = self._own
-        if self._plans is None and share is None:
+        if self.plans is None and share is None:
             return None
 
         counted = self._index.num_tokens_of(found.numbers)
@@ -339,8 +316,8 @@ class IndexedWindows(Windows):
         index, order = self._index, self._order
         are_all = await self._indexer.growth.until(partial(self._are_all, first + num_known, stop))
         if isinstance(order, PlannedOrder):
-            assert self._plans is not None, "they are planned"
-            return self._planned_rows(await self._plans.epoch(epoch), epoch, first, stop)
+            assert self.plans is not None, "they are planned"
+            return self._planned_rows(await self.plans.epoch(epoch), epoch, first, stop)
 
         if order.shuffle.method == "slime":
             numbers = (await self._permutation(epoch))[first:stop].astype(np.int64)
@@ -360,14 +337,14 @@ class IndexedWindows(Windows):
         if index.fault is not None:
             raise index.fault
 
-        if self._plans is not None:
+        if self.plans is not None:
             refuse_too_many(index.num_rows)  # as soon as there are
         if index.is_complete and index.are_all_excluded:
             raise index.no_samples()
 
         # No row may belong to the epoch's last batch, which is dealt in another way.
         num_needed = stop + (0 if self._own is None else self._own.global_batch)
-        grows = self._plans is None and shuffle.grows and index.num_found > num_known
+        grows = self.plans is None and shuffle.grows and index.num_found > num_known
         if index.is_complete or (grows and index.num_rows > num_needed):
             return True
 

@@ -17,13 +17,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
 
-from asyncdata.core.errors import AsyncDataError, ConfigError
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, ConfigError, get_logger
 from asyncdata.core.messages import Data, Failed, Reply, decode_reply, encode
 from asyncdata.read_ahead.rank_calls import RankCalls, has_left, rank_answers
 from asyncdata.workers.base import Crashed
@@ -81,23 +80,17 @@ class _Late(NamedTuple):
     num_answers: int
 
 
-_decode = msgspec.msgpack.Decoder(_Message).decode
-
-
 class SharedScans:
     """The scans of one loader. Call methods in the service's thread, except :meth:`leave`.
 
-    :param exchange: a call sends bytes to all ranks, and returns those of each.
+    :param ranks: the loader's setting, with an exchange.
     :param identity: makes the digest of all that replies depend on; called in a thread of its own.
     :ivar world_size: the number of ranks.
     """
 
-    def __init__(
-        self, exchange: Callable[[bytes], list[bytes]], rank: int, world_size: int, identity: Callable[[], str]
-    ) -> None:
-        self.world_size = world_size
-        self._rank, self._identity = rank, identity
-        self._calls = RankCalls(exchange, None, "samples", "this rank makes all of them itself until the next start")
+    def __init__(self, ranks: Any, identity: Callable[[], str]) -> None:
+        self.world_size, self._rank, self._identity = ranks.world_size, ranks.rank, identity
+        self._calls = RankCalls(ranks, None, "samples", "this rank makes all of them itself until the next start")
         self._late: dict[int, _Late] = {}
         self._num_answers = 0
         self._awaited: Counter[int] = Counter()  # scans of each rank
@@ -214,7 +207,7 @@ class SharedScans:
             _log.info("scans.rank_closed")  # no alarm: so does every run end
             return True
 
-        messages = rank_answers(answers, _decode, self.world_size, "Ranks(exchange=...)")
+        messages = rank_answers(answers, _Message, self.world_size, "Ranks(exchange=...)")
         own = messages[self._rank].identity
         for rank, message in enumerate(messages):
             if message.identity != own:

@@ -17,8 +17,7 @@ import anyio.to_thread
 import numpy as np
 
 from asyncdata.checkpoint.snapshot import StreamState
-from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, safe_cause
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, get_logger, safe_cause
 from asyncdata.core.messages import Tokenize
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.read_ahead.calls import Calls
@@ -283,24 +282,13 @@ class StreamWindows(Windows):
     """Windows of a stream.
 
     Call all methods in the service's thread, except :meth:`state_at` and :meth:`resume_at`, which any thread may call.
-
-    :param restart_point: returns the first position that a restart would need now; without it, the states of all
-        windows are kept.
     """
 
-    def __init__(
-        self,
-        stream: RowStream,
-        order: StreamOrder,
-        calls: Calls,
-        *,
-        restart_point: Callable[[], Position] = Position,
-    ) -> None:
+    def __init__(self, stream: RowStream, order: StreamOrder, calls: Calls) -> None:
         self.num_blank = 0
         self._stream = stream
         self._order = order
         self._calls = calls
-        self._restart_point = restart_point
         self._queue: deque[_Fill] = deque()
         self._running: _Fill | None = None
         self._began = 0.0
@@ -341,7 +329,7 @@ class StreamWindows(Windows):
 
     def _keep_state(self, epoch: int, state: StreamState | None) -> None:
         """Keep the state of the next window, and of those at which a restart could begin."""
-        point = self._restart_point()
+        point = self._feed.restart_position()
         place = point.epoch, point.window
         first = max((known for known in self._states if known <= place), default=place)
         states = {known: value for known, value in self._states.items() if known >= first}

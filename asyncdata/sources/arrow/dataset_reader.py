@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.core.file_refs import FileRef
 from asyncdata.core.files import path_of
+from asyncdata.core.identity import FileRef
 from asyncdata.core.settings import prepared
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
-from asyncdata.sources.fingerprint import SameFile
-from asyncdata.sources.reader import BlockRows, FileChangedError
+from asyncdata.sources.files import BlockRows, FileChangedError, SameFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +45,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class ArrowReader:
-    """Rows of a dataset by their index: a :class:`~asyncdata.sources.reader.BlockReader`.
+    """Rows of a dataset by their index: a :class:`~asyncdata.sources.files.BlockReader`.
 
     :param columns: the names of the columns, in the order of a row's keys.
     :param data: the parts of files with the rows, in order.

@@ -14,20 +14,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from asyncdata.core.digest import canonical, digest, digest_each
 from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, redacted, safe_cause
-from asyncdata.core.file_refs import FileRef, FileRefs
 from asyncdata.core.files import TemporaryFolder
-from asyncdata.core.imports import missing_package
+from asyncdata.core.identity import FileRef, FileRefs, canonical, digest, digest_each
 from asyncdata.core.messages import Block, Job, ReaderSpec
-from asyncdata.core.settings import Settings
+from asyncdata.core.settings import Settings, missing_package
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.dataset_reader import ArrowFile, ArrowReader, Part, write_arrow
 from asyncdata.sources.arrow.rows_to_json import RowWriter
 from asyncdata.sources.base import Files
-from asyncdata.sources.fingerprint import stamp
+from asyncdata.sources.files import FileChangedError, stamp
 from asyncdata.sources.paths import is_saved_dataset
-from asyncdata.sources.reader import FileChangedError
 from asyncdata.sources.row_json import json_value, without_padding
 from asyncdata.sources.stream import ExampleStream, Rows, StreamOrder, plain_state
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.imports import missing_package
 from asyncdata.core.messages import Block, ReaderSpec, StoreSpec
-from asyncdata.core.settings import Settings
+from asyncdata.core.settings import Settings, missing_package
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_of, load_footer, ranges_file
 from asyncdata.sources.arrow.rows_to_json import RowWriter, is_same_form, shown_type
 from asyncdata.sources.base import Files
-from asyncdata.sources.fingerprint import stamp_of
-from asyncdata.sources.paths import find_files, noting, open_regular
-from asyncdata.sources.remote.address import names_objects, shown
+from asyncdata.sources.files import stamp_of
+from asyncdata.sources.paths import find_files, names_objects, noting, open_regular, shown
 from asyncdata.sources.remote.listing import find_objects
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.identity import FileRef
 
 _READER = "asyncdata.sources.arrow.parquet_reader:ParquetReader"
 _REMOTE_READER = "asyncdata.sources.arrow.parquet_reader:RemoteParquetReader"

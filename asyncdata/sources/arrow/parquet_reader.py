@@ -12,11 +12,10 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata.core.digest import digest
 from asyncdata.core.files import path_of
+from asyncdata.core.identity import FileRef, digest
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
-from asyncdata.sources.fingerprint import OpenFiles, SameFile
-from asyncdata.sources.reader import BlockRows, FileChangedError
+from asyncdata.sources.files import BlockRows, FileChangedError, OpenFiles, SameFile
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from asyncdata.core.file_refs import FileRef
     from asyncdata.core.messages import Block, Job, Overflow, ReadCounts
 
 
@@ -38,7 +36,7 @@ _HELD_BYTES = 64 << 20
 
 
 class ParquetReader:
-    """Rows of Parquet files: a :class:`~asyncdata.sources.reader.BlockReader`.
+    """Rows of Parquet files: a :class:`~asyncdata.sources.files.BlockReader`.
 
     Parquet has no index of rows, so the rows before a block in its row group must be decoded, too. Consecutive blocks
     of one row group cost one pass over it.
@@ -505,7 +503,7 @@ class RemoteParquetReader(ParquetReader):
                 file.forget(group)
         for file_id in {block.file_id for block in blocks}:
             if self._open.find(file_id) is None and file_id not in self._tails:
-                self._tails[file_id] = self._reads.start(load_footer, self._reads, self._stamp(file_id))
+                self._tails[file_id] = self._reads.start(load_footer, self._reads, ObjectStamp.of(self._files[file_id]))
         groups = [(block.file_id, self._file(block.file_id).group_of(block.start)) for block in blocks]
         self._next = deque(one for before, one in pairwise([None, *groups]) if one is not None and one != before)
         self._ahead.clear()
@@ -527,12 +525,9 @@ class RemoteParquetReader(ParquetReader):
 
     def _opened(self, file_id: int) -> _Object:
         found = self._tails.pop(file_id, None)
-        stamp = self._stamp(file_id)
+        stamp = ObjectStamp.of(self._files[file_id])
         footer = found.result() if found is not None else load_footer(self._reads, stamp)
         return _Object(self._reads, stamp, self._columns, footer, self._footers[file_id], self._python_values)
-
-    def _stamp(self, file_id: int) -> ObjectStamp:
-        return ObjectStamp.of(self._files[file_id])
 
     def close(self) -> None:
         super().close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncdata.sources.reader import BlockRows
+from asyncdata.sources.files import BlockRows
 from asyncdata.sources.row_json import BYTES, PAIRS, encode_row, json_value, without_padding
 
 if TYPE_CHECKING:

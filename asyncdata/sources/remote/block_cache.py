@@ -14,9 +14,9 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.digest import digest
 from asyncdata.core.files import CacheEntry, evict, lock, refuse_foreign, write_new
+from asyncdata.core.identity import digest
+from asyncdata.core.threads import no_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

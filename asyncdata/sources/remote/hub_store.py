@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote, urljoin
 
 from asyncdata.core.errors import ConfigError, SourceError
-from asyncdata.core.file_refs import Address
-from asyncdata.sources.remote.address import GivenAddress
+from asyncdata.core.identity import Address
+from asyncdata.sources.paths import GivenAddress
 from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_throttled, kind_of_status
 
 _KEY = re.compile(r"([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL)

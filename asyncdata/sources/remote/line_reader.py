@@ -8,16 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncdata.core.messages import Block, Job, Overflow, ReadCounts
-from asyncdata.sources.reader import BlockRows
+from asyncdata.sources.files import BlockRows
+from asyncdata.sources.line_scanner import read_block
 from asyncdata.sources.remote.reads import Reads, coalesced
 from asyncdata.sources.remote.store import ObjectStamp
-from asyncdata.sources.text.line_scanner import read_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from asyncdata.core.file_refs import FileRef
+    from asyncdata.core.identity import FileRef
 
     Found = dict[Block, BlockRows | Callable[[], BlockRows]]
 
@@ -80,7 +80,7 @@ class _LongRows:
 
 
 class RemoteLineReader:
-    """The :class:`~asyncdata.sources.reader.WideReader` of JSONL objects.
+    """The :class:`~asyncdata.sources.files.WideReader` of JSONL objects.
 
     Every read carries the etag and version of the start, so there is nothing to check afterwards.
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import SourceError
-from asyncdata.core.file_refs import HTTP, Address, ObjectRefs, joined
+from asyncdata.core.identity import HTTP, Address, ObjectRefs, joined
 from asyncdata.core.messages import StoreSpec
 from asyncdata.core.settings import prepared
-from asyncdata.sources.paths import refuse_repeats
-from asyncdata.sources.remote.address import GivenAddress, is_address, texts_of
+from asyncdata.sources.paths import GivenAddress, is_address, refuse_repeats, texts_of
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp, collected, quoted, store_spec
 from asyncdata.sources.splits import Splits

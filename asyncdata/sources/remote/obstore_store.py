@@ -20,9 +20,9 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from asyncdata.core.errors import ConfigError, redacted
-from asyncdata.core.file_refs import HTTP, Address
-from asyncdata.core.imports import from_clone, resolve_path
-from asyncdata.sources.remote.address import GivenAddress
+from asyncdata.core.identity import HTTP, Address
+from asyncdata.core.settings import from_clone, resolve_path
+from asyncdata.sources.paths import GivenAddress
 from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, is_throttled, kind_of_status, quoted
 
 ResultT = TypeVar("ResultT")

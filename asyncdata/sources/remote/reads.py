@@ -17,13 +17,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from asyncdata.core.callbacks import no_op
-from asyncdata.core.errors import LoaderClosedError, SourceChangedError, SourceError
-from asyncdata.core.file_refs import Address, ObjectRefs, ObjectsOfStore
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import LoaderClosedError, SourceChangedError, SourceError, get_logger
+from asyncdata.core.identity import Address, ObjectRefs, ObjectsOfStore
 from asyncdata.core.messages import ReadCounts, ReadLimits, StoreSpec
 from asyncdata.core.settings import opening_until
-from asyncdata.sources.remote.address import GivenAddress
+from asyncdata.core.threads import no_op
+from asyncdata.sources.paths import GivenAddress
 from asyncdata.sources.remote.block_cache import BlockCache
 from asyncdata.sources.remote.store import ObjectStamp, Store, StoreError, collected, open_store, store_spec
 

@@ -20,7 +20,7 @@ The method is *concolic execution*: the template runs on a real chat whose value
 8. The result is a ``programs.Program``: which values to load, the steps and guards in their order, and the text in
    pieces, constants and values.
 9. To find the assistant's messages, the rules of ``assistant_spans`` compare such symbolic renderings;
-   ``texts.UnknownTexts`` answers their questions if the answer is the same for every chat, or records a guard.
+   ``conversation.UnknownTexts`` answers their questions if the answer is the same for every chat, or records a guard.
 10. The first text of each program is compared with Jinja's, which would show a change in a later release of Jinja.
 
 A rendering with placeholders cannot replace this: a template that looks into a text does so silently.

@@ -1,6 +1,6 @@
 """Locates the text of each assistant message in a rendered chat: from the model's first character to its stop token.
 
-A template with ``{% generation %}`` marks it itself. For any other template there are three methods; each proves its
+A template with ``{% generation %}`` marks it itself. For any other template there are four methods; each proves its
 result or gives up:
 
 - *Prefixes.* The prompt for a message, and the chat up to and including it, are both rendered. If the first is a prefix
@@ -11,27 +11,26 @@ result or gives up:
   texts differ. It must begin after the header of an assistant's turn. A special token must follow it, and the same
   token must follow it in a chat that ends with the message.
 - *Both ends separately*, see :func:`_by_turn`, for templates where neither prefixes nor a mark locate the message.
+- *Prefixes after the turn before*, for templates that write something new into turns before that one, such as tools
+  before the last question: what follows the content of the turn before is compared in place of whole texts.
 """
 
 from __future__ import annotations
 
 import re
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdata.tokenization.chat_template.conversation import Conversation
+from asyncdata.tokenization.chat_template.conversation import Conversation, Texts
 from asyncdata.tokenization.chat_template.programs import Program, Shapes
-from asyncdata.tokenization.chat_template.texts import Texts
-from asyncdata.tokenization.rows import RowFault
-from asyncdata.tokenization.spans import Span, common_prefix, common_suffix, join
+from asyncdata.tokenization.column_writer import Span, common_prefix, common_suffix, join
+from asyncdata.tokenization.rows import Message, RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat
     from asyncdata.tokenization.chat_template.template import ChatTemplate
-
-Message = dict[str, Any]
 
 
 class ChatSpans:
@@ -101,7 +100,7 @@ class ChatSpans:
         A position in a symbolic text is a position in the text of each such chat: the rules find positions only as
         common prefixes of two renderings, and move from there by constant texts.
         """
-        from asyncdata.tokenization.chat_template.texts import UnknownTexts
+        from asyncdata.tokenization.chat_template.conversation import UnknownTexts
 
         def cut(symbolic: SymbolicChat) -> tuple[list[str], tuple[str, ...]]:
             texts = UnknownTexts(self._special, symbolic.trace)
@@ -125,7 +124,8 @@ class ChatSpans:
         blocks: list[Span] = []
         for number in trained:
             floor = blocks[-1][1] if blocks else 0
-            block = self._by_prefixes(chat, number) or self._by_mark(chat, number) or _by_turn(chat, number)
+            block = self._by_prefixes(chat, number) or self._by_mark(chat, number)
+            block = block or _by_turn(chat, number) or _by_the_turn_before(chat, number)
             if block is None or block[0] < floor:
                 raise self._not_located(number)
 
@@ -257,8 +257,7 @@ def _by_turn(chat: Conversation, number: int) -> Span | None:
     The beginning. If the prompt for the message is a prefix of the whole chat, the message begins after it. Otherwise
     the chat is rendered with a mark instead of the message. The message begins where the whole chat and the prompt
     start to differ, as a turn with thoughts differs from a prompt that closes the thoughts. Their common part must
-    contain the header of the turn. Without a generation prompt there is no header: the message begins after the special
-    token that ends the turn before it, if the prompt ends with it, too.
+    contain the header of the turn.
 
     The end, by one of three proofs:
 
@@ -300,11 +299,6 @@ def _start(chat: Conversation, number: int, marked: _Marked | None) -> int | Non
         return None
 
     header, words = chat.header_of(number), chat.words_before(number, *chat.unused_marks(), keeps_form=True)
-    if not header:
-        ends_same = prompt is not None and prompt == chat.alone(number - 1) and prompt.endswith(words)
-        is_shared = common_prefix(chat.text, marked.text) >= marked.place
-        return marked.place if ends_same and is_shared and words.endswith(chat.texts.special) else None
-
     first = next((token for token in chat.texts.special if header.startswith(token)), None)
     at = -1 if first is None else words.rfind(first)
     if first is None or at < 0:
@@ -317,6 +311,22 @@ def _start(chat: Conversation, number: int, marked: _Marked | None) -> int | Non
 
     start = header_at + _whole_words(chat.text[header_at:shared], chat.text[header_at:], chat.texts)
     return start if start > header_at + len(first) else None
+
+
+def _by_the_turn_before(chat: Conversation, number: int) -> Span | None:
+    """By prefixes of what follows the content of the turn before. The last message is no such one."""
+    mark, length = chat.unused_marks()[0], len(chat.messages)
+    if not 0 < number < length - 1:
+        return None
+
+    prompt, up_to = chat.after(number - 1, mark, number, asks=True), chat.after(number - 1, mark, number + 1)
+    whole = chat.after(number - 1, mark, length)
+    if prompt is None or up_to is None or whole is None or not chat.text.endswith(whole):
+        return None
+
+    start = len(chat.text) - len(whole) + len(prompt)
+    is_same = whole.startswith(up_to) and up_to.startswith(prompt)
+    return (start, start + len(_said(up_to[len(prompt) :], chat.texts))) if is_same else None
 
 
 def _whole_words(shared: str, text: str, texts: Texts) -> int:

@@ -14,9 +14,7 @@ from itertools import product
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from asyncdata.tokenization.rows import RowFault, decode_value
-
-Message = dict[str, Any]
+from asyncdata.tokenization.rows import Message, RowFault, decode_value
 
 _KINDS = (dict, str)
 _NAME, _WORD = "asyncdata_probe", "asyncdata_word"

@@ -26,9 +26,7 @@ from jinja2.visitor import NodeTransformer
 
 from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
 from asyncdata.tokenization.chat_template.symbolic_values import Text, Trace, UnprovenError, Value, is_plain, stand_in
-from asyncdata.tokenization.rows import RowFault
-
-Message = dict[str, Any]
+from asyncdata.tokenization.rows import Message, RowFault
 
 _KNOWN_NODES = frozenset(
     "Template Output TemplateData Const Name NSRef Tuple List Dict Pair Keyword CondExpr Filter Test Call Getitem "

@@ -16,7 +16,7 @@ from asyncdata.core.errors import ConfigError, raise_if_shortage
 from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.chat_template.jinja_environment import Generation, make_environment, normalized
 from asyncdata.tokenization.chat_template.programs import NOTHING_PROVEN, Program, Shapes
-from asyncdata.tokenization.rows import RowFault
+from asyncdata.tokenization.rows import Message, RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from asyncdata.tokenization.chat_template.symbolic_template import SymbolicChat, SymbolicTemplate
 
-Message = dict[str, Any]
 
 _MAX_CHARACTERS, _MAX_TOKENS = 1_000_000, 30_000
 """Of a template. The trainer's process compiles it without a deadline, in a time that grows faster than its size: two

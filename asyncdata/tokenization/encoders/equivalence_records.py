@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tokenizers
 
+from asyncdata.core import __version__
 from asyncdata.core.checksummed_file import pack, unpack_file
-from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.files import cache_folder, lock, remove_left_over, replace_file, sync_folder
+from asyncdata.core.identity import canonical, digest
 from asyncdata.core.settings import prepared
-from asyncdata.core.version import __version__
 from asyncdata.tokenization.encoders.fast_backends import PROOFS, SWEEP_VERSION, lock_path, open_lock, version_of
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 None of them is trusted. ``equivalence_sweep`` finds where one gives the ids of ``tokenizers``, ``equivalence_records``
 stores the result, and ``text_encoder`` follows it. All take texts and give flat ids: no Python object is made for a
-token.
+token. And what a worker puts off until it has no request, such as an audit of what a library gave.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import accumulate, count
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
 from asyncdata.core.files import cache_folder
 
@@ -251,3 +252,24 @@ def private_bytes() -> int:
         return 0
 
     return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+_idle_tasks: WeakSet[Any] = WeakSet()
+
+
+def do_when_idle(task: Any) -> None:
+    """Call ``on_pause`` of ``task`` once, when the worker has no request. It must not raise: there is no caller to
+    report to. In the trainer's process this never happens.
+    """
+    _idle_tasks.add(task)
+
+
+def has_idle_work() -> bool:
+    """Whether there is deferred work."""
+    return bool(_idle_tasks)
+
+
+def do_idle_work() -> None:
+    """The worker is idle: run all deferred work once."""
+    while _idle_tasks:
+        _idle_tasks.pop().on_pause()

@@ -15,8 +15,8 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
+from asyncdata.tokenization.column_writer import Offsets, Span
 from asyncdata.tokenization.encoders.fast_backends import EncodedTexts, FlatIds, one_by_one
-from asyncdata.tokenization.spans import Offsets, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

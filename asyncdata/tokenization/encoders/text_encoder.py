@@ -11,7 +11,7 @@ from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from asyncdata.core.errors import ConfigError, excerpt
-from asyncdata.tokenization.encoders import fast_backends, idle_work
+from asyncdata.tokenization.encoders import fast_backends
 from asyncdata.tokenization.encoders.fast_backends import BoundedEncoder, EncodedTexts, FlatIds
 from asyncdata.tokenization.encoders.hf_encoder import NOWHERE, HfEncoder, LengthsById, Located, TokenLengths
 from asyncdata.tokenization.rows import WrongIdsError
@@ -19,8 +19,8 @@ from asyncdata.tokenization.rows import WrongIdsError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from asyncdata.tokenization.column_writer import Offsets
     from asyncdata.tokenization.encoders.equivalence_records import Proof, ProvenTexts
-    from asyncdata.tokenization.spans import Offsets
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 AUDIT_EVERY = 10_000
@@ -179,7 +179,7 @@ class Encoder:
         if self._hf is not None or time.process_time() >= self._audit_after_s:
             return True
 
-        idle_work.wait_for_pause(self)
+        fast_backends.do_when_idle(self)
         return False
 
     def on_pause(self) -> None:

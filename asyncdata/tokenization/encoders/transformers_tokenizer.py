@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from asyncdata.core.digest import digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import missing_package
+from asyncdata.core.identity import digest
+from asyncdata.core.settings import missing_package
 from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.encoders.fast_backends import one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import Located

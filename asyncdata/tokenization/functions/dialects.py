@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import unknown_setting
-from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader
-from asyncdata.tokenization.rows import MEDIA_KEYS, RowFault, decode_object, decode_value, json_type, missing_key
+from asyncdata.tokenization.row_fields import TURN_FLAGS, Account, RowReader
+from asyncdata.tokenization.rows import (
+    MEDIA_KEYS,
+    Message,
+    RowFault,
+    decode_object,
+    decode_value,
+    json_type,
+    missing_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from asyncdata.tokenization.account import Account
     from asyncdata.tokenization.column_writer import Buffer
 
-Message = dict[str, Any]
 Fields = dict[str, Any]
 Chat = tuple[list[Message], int]
 """The messages of a row, and the number of the first that may be trained."""

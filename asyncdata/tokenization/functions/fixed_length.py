@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.account import Account
+from asyncdata.tokenization.column_writer import Buffer, ColumnWriter, Offsets, Span, encode_spans, join, token_spans
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.labelled import (
+from asyncdata.tokenization.functions.text import (
     NOTHING_TRAINED,
     TRUNCATED,
     Draft,
@@ -25,15 +25,13 @@ from asyncdata.tokenization.functions.labelled import (
     predicted,
 )
 from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
-from asyncdata.tokenization.row_fields import RowReader
+from asyncdata.tokenization.row_fields import Account, RowReader
 from asyncdata.tokenization.rows import RowFault
-from asyncdata.tokenization.spans import Offsets, Span, encode_spans, join, token_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from asyncdata.tokenization.account import NOTED_KEYS, Account, NotWritten
+from asyncdata.tokenization.column_writer import Buffer, ColumnWriter, join
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
-from asyncdata.tokenization.functions.labelled import (
+from asyncdata.tokenization.functions.text import (
     NOTHING_TRAINED,
     TURN_LEFT_OUT,
     Draft,
@@ -27,19 +27,16 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
     templates_digest,
 )
 from asyncdata.tokenization.media import ReadChat
-from asyncdata.tokenization.row_fields import TURN_FLAGS, RowReader, TurnFlag
-from asyncdata.tokenization.rows import RowFault, decode_value
-from asyncdata.tokenization.spans import join
+from asyncdata.tokenization.row_fields import NOTED_KEYS, TURN_FLAGS, Account, NotWritten, RowReader, TurnFlag
+from asyncdata.tokenization.rows import Message, RowFault, decode_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
-    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-Message = dict[str, Any]
 
 VARIABLES = "chat_template_kwargs"
 """The key of a row's own variables of the template, as SFTTrainer and DPOTrainer of TRL read it."""

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from asyncdata.tokenization.functions.labelled import Drafting, RowTokenizer, accepted
+from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+from asyncdata.tokenization.encoders.hf_encoder import Located
 from asyncdata.tokenization.functions.of_chat import Chats
 from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
+from asyncdata.tokenization.functions.text import Drafting, RowTokenizer, accepted
 from asyncdata.tokenization.pictures.chats import Places, expanded, with_places
 from asyncdata.tokenization.pictures.files import NOUNS, held
+from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
 from asyncdata.tokenization.rows import MediaFault, RowFault, decode_value, is_empty
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
-    from asyncdata.tokenization.encoders.hf_encoder import Located
-    from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
 
 
 class _Pictured(RowTokenizer):
@@ -115,8 +112,7 @@ def _given(kind: str, fields: dict[str, Any], raw: Buffer) -> Any:
 
     :raises RowFault: AD115, if that is under two keys.
     """
-    names = [name for name in (f"{kind}s", kind) if fields.get(name) is not None]
-    found = [decode_value(fields[name], raw) for name in names]
+    found = [decode_value(fields[name], raw) for name in (f"{kind}s", kind) if fields.get(name) is not None]
     given = [value for value in found if not is_empty(value)]
     if len(given) > 1:
         way_out = f"ignore_keys=({kind!r},) leaves the second out"
@@ -156,9 +152,8 @@ class PicturedPrompts(_Pictured, PromptTokenizer):
             return found
 
         if places.media:
-            said = {f"{medium.kind}s": list[Any]() for medium in places.media}
-            for medium in places.media:
-                said[f"{medium.kind}s"].append(medium.value)
+            kinds = dict.fromkeys(medium.kind for medium in places.media)
+            said = {f"{kind}s": [medium.value for medium in places.media if medium.kind == kind] for kind in kinds}
             found = found._replace(columns={**found.columns, "extra": msgspec.json.encode(said)})
         return self.planned(found, places)
 

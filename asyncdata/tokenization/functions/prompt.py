@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -19,7 +19,6 @@ from asyncdata.tokenization.functions.tokenizer_settings import (
 )
 
 if TYPE_CHECKING:
-    from asyncdata.core.columns import Column
     from asyncdata.tokenization.base import BatchTokenizer
     from asyncdata.tokenization.encoders.text_encoder import Encoder
     from asyncdata.tokenization.pictures.settings import Processor
@@ -100,16 +99,6 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
         """Digest of the templates and the special tokens that they see; ``"none"`` without a template."""
         return templates_digest(files, self.chat_template) if self.apply_chat_template else "none"
 
-    @property
-    def _adopted(self) -> Processor | None:
-        """The processor, whose folder may have been given."""
-        return cast("Processor | None", self.processor)
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """What samples have beside their tokens: nothing without a processor."""
-        return () if self._adopted is None else self._adopted.columns(self.tokenizer, self.revision)
-
     def settings_digest(self) -> str:
         """The folder of the processor counts by what its files say."""
         if self._adopted is None:
@@ -120,9 +109,8 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
     def open(self) -> BatchTokenizer:
         """Load the tokenizer and compile the template."""
-        from asyncdata.tokenization.account import Account
         from asyncdata.tokenization.functions.prompt_reader import PromptTokenizer
-        from asyncdata.tokenization.row_fields import RowReader
+        from asyncdata.tokenization.row_fields import Account, RowReader
 
         required = {"prompt": self.prompt_key, "label": self.label_key}
         optional = {"metadata": self.metadata_key, "tools": self.tool_key}

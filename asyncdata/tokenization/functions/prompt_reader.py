@@ -5,22 +5,19 @@ from __future__ import annotations
 from array import array
 from codecs import BOM_UTF8
 from operator import sub
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from asyncdata.tokenization.account import NotWritten
-from asyncdata.tokenization.functions.labelled import Draft, Drafting, RowTokenizer
+from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
+from asyncdata.tokenization.encoders.fast_backends import FlatIds
+from asyncdata.tokenization.encoders.hf_encoder import Located
+from asyncdata.tokenization.encoders.text_encoder import Encoder
+from asyncdata.tokenization.functions.text import Draft, Drafting, RowTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer, Templates
 from asyncdata.tokenization.media import ReadChat
+from asyncdata.tokenization.row_fields import NotWritten, RowReader, Tools
 from asyncdata.tokenization.rows import TRAINED_CHATS
-
-if TYPE_CHECKING:
-    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
-    from asyncdata.tokenization.encoders.fast_backends import FlatIds
-    from asyncdata.tokenization.encoders.hf_encoder import Located
-    from asyncdata.tokenization.encoders.text_encoder import Encoder
-    from asyncdata.tokenization.functions.tokenizer_settings import OfTokenizer, Templates
-    from asyncdata.tokenization.row_fields import RowReader, Tools
 
 _EMPTY_PROMPT = "empty_prompt"
 """The reason to drop a prompt without text or tokens."""

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 import msgspec
 
-from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import tag_of
-from asyncdata.core.settings import Description
+from asyncdata.core.identity import canonical, digest
+from asyncdata.core.settings import Description, tag_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
+    from asyncdata.core.columns import Column
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
@@ -118,6 +118,16 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
             "template": self.template_digest(files),
             "tokenize_fn": self.settings_digest(),
         }
+
+    @property
+    def _adopted(self) -> Any:
+        """The :class:`~asyncdata.Processor`, where there is such a field; its folder may have been given."""
+        return getattr(self, "processor", None)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What samples have beside their tokens: nothing without a processor."""
+        return () if self._adopted is None else tuple(self._adopted.columns(self.tokenizer, self.revision))
 
     def template_digest(self, files: TokenizerFiles) -> str:
         """Digest of the chat template; ``"none"`` if the function has none."""

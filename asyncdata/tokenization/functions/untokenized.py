@@ -5,7 +5,7 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from asyncdata.core.digest import digest
+from asyncdata.core.identity import digest
 from asyncdata.core.settings import Description
 from asyncdata.tokenization.rows import RowFault, decode_object
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asyncdata.tokenization.column_writer import Span
 from asyncdata.tokenization.media import PART_KEYS, kind_of, medium_of
 from asyncdata.tokenization.pictures.files import NOUNS, Medium, named_medium
 from asyncdata.tokenization.rows import MEDIA_KEYS, RowFault, is_empty
-from asyncdata.tokenization.spans import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +22,9 @@ _BOTH = (False, True)
 
 PLACE_IS_TEXT = "{}_place_is_text"
 """The note of a row that says ``<image>``, or ``<video>``, and means no picture, or no video."""
+
+PLACED_FIRST = "{}_placed_first"
+"""The note of a row whose chat has no places: its pictures come first."""
 
 
 class Places(NamedTuple):
@@ -43,15 +46,17 @@ def with_places(messages: list[Message], given: Mapping[str, Any], settings: Pro
     """The places of a chat, and their media.
 
     A part without a medium of its own, or ``<image>`` in a text, is the place of the next one of ``images``; so it is
-    for other kinds. In answers, ``<image>`` is text if the other places are as many as the pictures.
+    for other kinds. In answers, ``<image>`` is text if the other places are as many as the pictures. A chat of nothing
+    but texts without places has its media, if they are of one kind, before the first text of the user, as TRL does it.
 
     :param given: what the row has beside its chat, for each kind that may be read; None: nothing; []: it says that it
         has no such media.
     :raises RowFault: AD114, for more or fewer places than media; AD130, for kinds that are not read, and media of a
         turn that are no parts of its content; AD457, see files.
     """
+    messages, first = _with_first(messages, given)
     parts = [(message["role"] == "assistant", part) for message in messages for part in _parts(message)]
-    found, notes = {}, list[str]()
+    found, notes = {}, [PLACED_FIRST.format(NOUNS[kind]) for kind in first]
     for kind, values in given.items():
         found[kind], is_text = _placed(kind, values, parts, settings)
         notes += [PLACE_IS_TEXT.format(NOUNS[kind])] * is_text
@@ -62,6 +67,20 @@ def with_places(messages: list[Message], given: Mapping[str, Any], settings: Pro
         raise RowFault("AD457", f"the row has {len(media)} {what}, more than max_pictures={settings.max_pictures}")
 
     return Places(changed, media, tuple(notes))
+
+
+def _with_first(messages: list[Message], given: Mapping[str, Any]) -> tuple[list[Message], list[str]]:
+    """The messages, with places before the first text of the user, if there are none; and the kind of these places."""
+    kinds = [kind for kind, values in given.items() if values]
+    at = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
+    texts = ["" if (content := message.get("content")) is None else content for message in messages]
+    is_bare = all(isinstance(text, str) and not any(f"<{kind}>" in text for kind in given) for text in texts)
+    if len(kinds) != 1 or at is None or not is_bare:
+        return messages, []
+
+    number = len(values) if isinstance(values := given[kinds[0]], list) else 1
+    content = [_part(kinds[0])] * number + [{"type": "text", "text": texts[at]}]
+    return [*messages[:at], {**messages[at], "content": content}, *messages[at + 1 :]], kinds
 
 
 def _placed(kind: str, values: Any, parts: list[tuple[bool, Any]], settings: Processor) -> tuple[_Kind, bool]:

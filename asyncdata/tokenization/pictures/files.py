@@ -91,10 +91,11 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _BYTES = ("bytes", "base64", "data")
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 _SAMPLING = ("fps", "nframes", "num_frames", "min_frames", "max_frames", "video_start", "video_end", "total_pixels")
-_SETTINGS = {"image": _SIZES, "video": (*_SIZES, *_SAMPLING, "frames_timestamp")}
+_SETTINGS = {"image": _SIZES, "video": (*_SIZES, *_SAMPLING)}
 _OF_KINDS = {"audio": ("input_audio", "array")}
 _RATES = ("sample_fps", "processed_fps")
-"""How qwen-vl-utils and XTuner name the rate of frames that were chosen before."""
+_TIMES = "frames_timestamp"
+"""How qwen-vl-utils and XTuner name the rate of frames that were chosen before, and XTuner the second of each."""
 _BASE64 = re.compile(
     r"(?=.{64})(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUkqA|TU0AK|.{1024})[A-Za-z0-9+/\s]+={0,2}\s*", re.DOTALL
 )
@@ -108,7 +109,8 @@ NOUNS = {"image": "picture", "video": "video", "audio": "sound"}
 class Medium(NamedTuple):
     """A medium: its kind, its name for errors, its path, address or bytes, and what the row says of it.
 
-    :ivar frames: of a video that is a list of pictures; ``fps``: how many of them are a second, 0: nothing says it.
+    :ivar frames: of a video that is a list of pictures; ``fps``: how many of them are a second, 0: nothing says it;
+        ``times``: what the row says of the second of each.
     """
 
     kind: str
@@ -119,6 +121,7 @@ class Medium(NamedTuple):
     value: Any = None
     frames: tuple[Medium, ...] = ()
     fps: float = 0
+    times: Any = None
 
 
 def named_medium(kind: str, value: Any, name: str, settings: Processor) -> Medium:
@@ -184,7 +187,10 @@ def _of_object(kind: str, value: dict[str, Any], name: str, settings: Processor)
 
     found = named_medium(kind, inner, name, settings)
     rates = [value[key] for key in _RATES if isinstance(value.get(key), int | float)]
-    return found._replace(fps=rates[0]) if kind == "video" and rates else found
+    if kind != "video":
+        return found
+
+    return found._replace(fps=rates[0] if rates else found.fps, times=value.get(_TIMES) or found.times)
 
 
 def held(medium: Medium, settings: Processor) -> Medium:

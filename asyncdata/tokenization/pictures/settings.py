@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from asyncdata.core.digest import canonical, digest
 from asyncdata.core.errors import ConfigError
+from asyncdata.core.identity import canonical, digest
 from asyncdata.core.settings import Description
 from asyncdata.tokenization.tokenizer_files import resolve
 
@@ -210,7 +211,7 @@ class ProcessorConfig:
 
         return ("image", "video") if self.videos and self.family != "Gemma3Processor" else ("image",)
 
-    @property
+    @cached_property
     def tokens_per_second(self) -> int:
         """Positions of Qwen2.5-VL for a second of a video; 1 for other families, whose positions count patches."""
         if self.family != "Qwen2_5_VLProcessor":

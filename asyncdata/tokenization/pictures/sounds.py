@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import from_clone
+from asyncdata.core.settings import from_clone
 from asyncdata.tokenization.pictures.files import Medium, opened
 from asyncdata.tokenization.rows import RowFault
 
@@ -85,13 +85,17 @@ def _as_file(sound: Medium) -> Medium:
     return sound._replace(data=written.getvalue())
 
 
-def length_of(sound: Medium, wanted: Wanted, settings: Processor) -> int:
-    """The samples of a sound at the wanted rate, by its header, which may be more than are used.
+def length_of(sound: Medium, wanted: Wanted, settings: Processor) -> tuple[int, int]:
+    """The samples of a sound at the wanted rate, by its header, which may be more than are used; and the bytes that
+    their decoding takes: samples of all channels, of their mean, and at the wanted rate.
 
     :raises RowFault: AD457, if its header does not tell, or it is beyond a limit.
     """
     with opened(_as_file(sound), settings) as (what, file), _sound_file(what, file) as source:
-        return _header(what, source, wanted, settings).at(wanted)
+        header = _header(what, source, wanted, settings)
+        length = header.at(wanted)
+        num_samples = _num_used(header, wanted) * (header.channels + 1) + min(length, wanted.most)
+        return length, num_samples * np.float32().nbytes
 
 
 def samples_of(sound: Medium, wanted: Wanted, settings: Processor) -> Array:

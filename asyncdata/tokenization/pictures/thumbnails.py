@@ -11,7 +11,8 @@ from asyncdata.tokenization.rows import RowFault
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor, Planned
+    from asyncdata.tokenization.pictures.kinds import Planned
+    from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
 
 _MAX_SIDE, _MAX_PICTURES, _QUALITY = 160, 12, 70
 """Pixels of a side, and pictures of a row: about 5 KB each."""

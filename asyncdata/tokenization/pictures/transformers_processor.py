@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections import Counter
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncdata.core.columns import FRAMES
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import missing_package
+from asyncdata.core.settings import missing_package
 from asyncdata.tokenization.pictures.files import Medium, size_of, turned
+from asyncdata.tokenization.pictures.kinds import Array, Kind, Planned, refused
 from asyncdata.tokenization.pictures.settings import (
     GRID,
     MROPE,
@@ -26,100 +27,17 @@ from asyncdata.tokenization.pictures.settings import (
     ProcessorConfig,
 )
 from asyncdata.tokenization.pictures.torch_frames import frames_without_data, tensor_of
-from asyncdata.tokenization.pictures.transformers_sounds import OpenSounds, assembled, processor_of_sounds
+from asyncdata.tokenization.pictures.transformers_sounds import Sounds
 from asyncdata.tokenization.pictures.videos import Header, frames_of, header_of
 from asyncdata.tokenization.rows import RowFault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from asyncdata.core.columns import Column
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 _SAMPLE = 'video={"do_sample_frames": True, "fps": ...}'
 _OTHER_RATE = 'Processor(video={"fps": ...}) sets another rate'
-
-
-class Planned(NamedTuple):
-    """What is known of a medium from its header.
-
-    :ivar text: what stands for it in the tokenized text.
-    :ivar counts: how many values of each column of the phase ``load`` it has.
-    :ivar grid: for Qwen: patches in time, height and width.
-    :ivar of: what else its kind needs to load it.
-    :ivar notes: of its row.
-    """
-
-    medium: Medium
-    text: str
-    counts: dict[str, int]
-    grid: tuple[int, int, int] | None = None
-    notes: tuple[str, ...] = ()
-    of: Any = None
-
-
-class Kind(ABC):
-    """What a processor does with media of one kind.
-
-    :ivar mark: what a template writes for one.
-    :ivar token: the text of the token that stands for a part of one; ``number``: what that token has in the column of
-        types.
-    """
-
-    mark: str
-    token: str
-    number: int
-
-    @abstractmethod
-    def plan(self, medium: Medium) -> Planned:
-        """What follows from the header of a medium.
-
-        :raises RowFault: if it cannot be read, or is beyond a limit.
-        """
-
-    def axes(self, planned: Planned) -> list[tuple[tuple[int, ...], float]]:
-        """For Qwen: the grids of a medium's runs of tokens, and how many positions of time a patch of each takes."""
-        assert planned.grid is not None
-        return [(planned.grid, 1.0)]
-
-    def shown(self, planned: Planned) -> tuple[Any, str]:
-        """A picture of a medium, as Pillow has it, and its size in words; None: it has none.
-
-        :raises RowFault: as :meth:`load`.
-        """
-        return None, ""
-
-    @abstractmethod
-    def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
-        """The columns of the plan for the media of a row that are of this kind, or for none, by name."""
-
-    @abstractmethod
-    def load(self, planned: Planned) -> dict[str, Array]:
-        """The columns of the phase ``load`` for one medium, by name.
-
-        :raises RowFault: if it cannot be decoded, or is another than by its header.
-        """
-
-
-class Sounds(Kind):
-    """Sounds, each alone."""
-
-    number = 3
-
-    def __init__(self, settings: Processor, config: ProcessorConfig, processor: Any) -> None:
-        self._sounds = OpenSounds(settings, config, processor)
-        self.mark = self.token = processor.audio_token
-
-    def plan(self, medium: Medium) -> Planned:
-        found = self._sounds.plan(medium)
-        return Planned(medium, found.text, found.counts, notes=found.notes)
-
-    def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
-        return self._sounds.light([each.counts for each in planned])
-
-    def load(self, planned: Planned) -> dict[str, Array]:
-        return self._sounds.load(planned.medium)
 
 
 class Pictures(Kind):
@@ -131,7 +49,8 @@ class Pictures(Kind):
         self._settings, self._config, self._processor = settings, config, processor
         self._images = processor.image_processor
         self.mark = processor.image_token
-        self.token = _pictured_token(processor, config)
+        of_part = processor.tokenizer if config.family == "Gemma3Processor" else processor
+        self.token = of_part.image_token
 
     def plan(self, medium: Medium) -> Planned:
         size = size_of(medium, self._settings)
@@ -193,17 +112,17 @@ class Videos(Kind):
         self._processor.video_processor = made
         return made
 
-    @cached_property
-    def _tokens_per_second(self) -> int:
-        return self._config.tokens_per_second
-
     def plan(self, medium: Medium) -> Planned:
         header = header_of(medium, self._settings)
+        if header.times and self._config.family != "Qwen3VLProcessor":
+            reason = "has 'frames_timestamp', and its model takes no times of frames: leave it out"
+            raise RowFault("AD457", f"{medium.name} {reason}")
+
         _ = self._videos  # it says what is missing
         ghost = frames_without_data(header.num_frames, header.height, header.width)
         inputs = self._run(medium, header, ghost, **({"do_sample_frames": False} if header.frames else {}))
         about = inputs["video_metadata"][0]
-        indices = [int(index) for index in about.frames_indices]
+        indices = [int(index) for index in (range(header.num_frames) if header.frames else about.frames_indices)]
         wrong = [index for index in indices if not 0 <= index < header.num_frames]
         if wrong or not indices:
             which = f"frame {wrong[0]} of" if wrong else "none of"
@@ -233,19 +152,17 @@ class Videos(Kind):
 
         about = VideoMetadata(
             total_num_frames=header.num_frames,
-            fps=header.fps,
+            fps=1.0 if header.times else header.fps,
             height=header.height,
             width=header.width,
-            frames_indices=np.arange(header.num_frames),
+            frames_indices=np.array(header.times) if header.times else np.arange(header.num_frames),
         )
         processor = self._videos
-        try:
+        what = f"{header.num_frames} frames of {header.width} x {header.height}, {header.fps:g} a second"
+        with refused(medium, what):
             return processor(
                 videos=[frames], video_metadata=[about], return_metadata=True, return_tensors="pt", **settings
             )
-        except (ValueError, TypeError, IndexError, ZeroDivisionError, RuntimeError) as error:
-            what = f"{header.num_frames} frames of {header.width} x {header.height}, {header.fps:g} a second"
-            raise RowFault("AD457", f"{medium.name}: its processor refuses {what}: {error!s:.300}") from None
 
     def axes(self, planned: Planned) -> list[tuple[tuple[int, ...], float]]:
         assert planned.grid is not None
@@ -254,7 +171,7 @@ class Videos(Kind):
             return [((1, *sides), 1.0)] * times
 
         is_timed = self._config.family == "Qwen2_5_VLProcessor"
-        step = np.float32(planned.of[2]) * np.float32(self._tokens_per_second) if is_timed else 1.0
+        step = np.float32(planned.of[2]) * np.float32(self._config.tokens_per_second) if is_timed else 1.0
         return [(planned.grid, float(step))]
 
     def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
@@ -332,11 +249,9 @@ class OpenProcessor:
             types[ids == token] = number
         values: dict[str, Array] = {self._config.types_name: types} if self._config.types_name else {}
         values |= self._light(planned)
-        if self._config.is_qwen:
+        if MROPE in self._columns:
             runs = [run for each in planned for run in self.kinds[each.medium.kind].axes(each)]
-            values[MROPE] = mrope(types, [grid for grid, _ in runs], self._merge, [step for _, step in runs])
-        elif MROPE in self._columns:  # sounds are counted as text is
-            values[MROPE] = mrope(types, _grids([]), self._merge)
+            values[MROPE] = mrope(types, runs, self._merge)
         columns = {
             self._columns[name].key: self._columns[name].encode(array, len(types)) for name, array in values.items()
         }
@@ -373,20 +288,31 @@ def _grids(planned: Sequence[Planned]) -> Array:
 
 
 def _made(config: ProcessorConfig) -> Any:
-    """The processor, without what it has for videos, which would need torchvision."""
-    if "audio" in config.kinds:
-        return processor_of_sounds(config)
-
+    """The processor, without parts for media that it does not read, or for videos: they would need torchvision."""
+    is_heard = "audio" in config.kinds
     try:
         import transformers
 
-        if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 5):  # they have no processors for Pillow
+        made: Any = getattr(transformers, config.family)
+        if is_heard:
+            part = {"feature_extractor": transformers.AutoFeatureExtractor.from_pretrained(config.folder)}
+        elif tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 5):  # they have no processors for Pillow
             raise ImportError(f"version {transformers.__version__} is installed")
-        images = transformers.AutoImageProcessor.from_pretrained(config.folder, backend="pil")
-    except ImportError as error:  # of many versions it needs torchvision
-        raise missing_package("a processor of pictures", "'transformers>=5.24' pillow", error) from error
+        else:
+            part = {"image_processor": transformers.AutoImageProcessor.from_pretrained(config.folder, backend="pil")}
+    except (ImportError, AttributeError) as error:  # of many versions, that of pictures needs torchvision
+        packages = "'transformers>=5.24'" + " pillow" * (not is_heard)
+        raise missing_package(config.family, packages, ImportError(str(error))) from error
 
-    return assembled(getattr(transformers, config.family), config, image_processor=images)
+    takes = inspect.signature(made.__init__).parameters
+    settings = {name: value for name, value in config.other.items() if name in takes}
+    settings |= dict.fromkeys({"image_processor", "video_processor"} & {*takes}) | part
+
+    class Assembled(made):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            return type(argument)
+
+    return Assembled(**settings | {"tokenizer": transformers.AutoTokenizer.from_pretrained(config.folder)})
 
 
 def _made_for_videos(folder: str, settings: Mapping[str, Any]) -> Any:
@@ -412,23 +338,18 @@ def _made_for_videos(folder: str, settings: Mapping[str, Any]) -> Any:
     return made
 
 
-def _pictured_token(processor: Any, config: ProcessorConfig) -> str:
-    """The token that stands for a part of a picture."""
-    return str(processor.tokenizer.image_token if config.family == "Gemma3Processor" else processor.image_token)
-
-
-def mrope(types: Array, grids: Any, merge: int, steps: Sequence[float] | None = None) -> Array:
+def mrope(types: Array, runs: Iterable[tuple[Any, float]], merge: int) -> Array:
     """Positions of tokens in time, height and width, as Qwen's models count them: int64 of shape (num_tokens, 3).
 
     Text has one number in all three. A picture's tokens have their place in its grid, and the text after it goes on
     after the largest of them (Qwen2-VL, https://arxiv.org/abs/2409.12191, section 2.1).
 
     :param types: int64 of shape (num_tokens,): not 0 for the tokens of media.
-    :param grids: patches of each picture in time, height and width; ``merge``: patches a token, in both directions.
-    :param steps: positions that a patch of each takes in time; None: one.
+    :param runs: for each picture, its patches in time, height and width, and the positions that a patch takes in time.
+    :param merge: patches a token, in both directions.
     """
     found, place, start = np.empty((len(types), 3), np.int64), 0, 0
-    for grid, step in zip(grids, [1.0] * len(grids) if steps is None else steps, strict=True):
+    for grid, step in runs:
         first = start + int(np.argmax(types[start:] > 0))
         found[start:first] = np.arange(place, place + first - start)[:, None]
         place += first - start

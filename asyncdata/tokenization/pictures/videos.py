@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.imports import from_clone
+from asyncdata.core.settings import from_clone
 from asyncdata.tokenization.pictures.files import Medium, check_size, named_medium, opened, size_of, turned
 from asyncdata.tokenization.rows import RowFault
 
@@ -44,6 +44,7 @@ class Header(NamedTuple):
     :ivar fps: frames a second; ``height`` and ``width``: of a frame as it is turned.
     :ivar turn: quarters of a turn against the clock by which frames are turned.
     :ivar frames: pictures that are the frames; () where they are in the file.
+    :ivar times: the seconds of these, if they are known.
     """
 
     num_frames: int
@@ -52,6 +53,7 @@ class Header(NamedTuple):
     width: int
     turn: int = 0
     frames: tuple[Medium, ...] = ()
+    times: tuple[float, ...] = ()
 
 
 def header_of(video: Medium, settings: Processor) -> Header:
@@ -66,7 +68,9 @@ def header_of(video: Medium, settings: Processor) -> Header:
         if len(sizes) > 1:
             raise RowFault("AD457", f"{video.name} has frames of several sizes: {sorted(sizes)[:4]}")
 
-        return Header(len(frames), video.fps or _FPS, *sizes.pop(), frames=frames)
+        return Header(len(frames), video.fps or _FPS, *sizes.pop(), frames=frames, times=_times(video, len(frames)))
+
+    _times(video, 0)
 
     with opened(video, settings) as (what, file):
         if isinstance(file, io.BytesIO):
@@ -79,6 +83,15 @@ def header_of(video: Medium, settings: Processor) -> Header:
 
         check_size(what, found.width, found.height, settings)
         return found
+
+
+def _times(video: Medium, number: int) -> tuple[float, ...]:
+    times = video.times or []
+    if times and not (isinstance(times, list) and [type(time) in (int, float) for time in times] == [True] * number):
+        reason = f"need a number for each of {number}" if number else "which is read of frames that are pictures only"
+        raise RowFault("AD457", f"{video.name} has 'frames_timestamp', {reason}; or leave it out")
+
+    return tuple(times)
 
 
 def _in_folder(video: Medium, settings: Processor) -> tuple[Medium, ...]:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from asyncdata.core import __version__
 from asyncdata.core.errors import AsyncDataError, ConfigError
-from asyncdata.core.file_refs import FileRef, FileRefs, ObjectRefs
-from asyncdata.core.imports import resolve_path
+from asyncdata.core.identity import FileRef, FileRefs, ObjectRefs
 from asyncdata.core.messages import (
     NO_SLOT,
     Failed,
     Index,
     Job,
     Ready,
+    Reply,
+    Request,
     Scan,
     Scanned,
     Short,
@@ -28,16 +30,12 @@ from asyncdata.core.messages import (
     decode_spec,
     encode,
 )
-from asyncdata.core.version import __version__
-from asyncdata.sources.fingerprint import file_digest
+from asyncdata.core.settings import resolve_path
+from asyncdata.sources.files import file_digest
 from asyncdata.tokenization.base import fingerprints_of, open_spec
 from asyncdata.tokenization.part_functions import PartFunctions
 from asyncdata.workers.base import takes_samples
 from asyncdata.workers.request_handler import Handler, not_opened
-
-if TYPE_CHECKING:
-    from asyncdata.core.messages import Reply, Request
-
 
 Fingerprints = list[dict[str, str]]
 

@@ -19,16 +19,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from asyncdata.core.errors import ConfigError, SourceError, WorkerError
-from asyncdata.core.imports import missing_package
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import ConfigError, SourceError, WorkerError, get_logger
 from asyncdata.core.messages import Job, Ready, Reply, Short, decode_reply, encode
-from asyncdata.core.settings import prepared
+from asyncdata.core.settings import missing_package, prepared
 from asyncdata.core.threads import call_soon_in_this_loop
 from asyncdata.workers.base import anonymous_slots, error_of, takes_samples
-from asyncdata.workers.pool.pool import Lane, Pool, Transport
-from asyncdata.workers.pool.worker import Call, Lost, Worker, pause
+from asyncdata.workers.pool import Lane, Pool, Transport
 from asyncdata.workers.ray.actor import Began, RemoteWorker, difference, in_slot, node_name, terms_of, to_send
+from asyncdata.workers.worker import Call, Lost, Worker, pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,8 +34,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncdata.workers.pool.process_pool import Processes
-    from asyncdata.workers.ray.settings import RayExecutor
+    from asyncdata.workers.process_pool import Processes
+    from asyncdata.workers.ray import RayExecutor
 
 
 _VARIABLE, _TIMEOUT_S = "RAY_ADDRESS", 10.0
@@ -357,7 +355,7 @@ class _ActorWorker(Worker):
 
 
 class _Actors(Transport):
-    """The actors; see :class:`~asyncdata.workers.pool.pool.Transport`.
+    """The actors; see :class:`~asyncdata.workers.pool.Transport`.
 
     :param first: the first of their numbers.
     :ivar lane: all of them.
@@ -446,12 +444,7 @@ class ClusterExecutor(Pool):
     answers_with_samples = True
 
     def __init__(
-        self,
-        settings: RayExecutor,
-        *,
-        row_timeout_s: float = 60.0,
-        local: Processes | None = None,
-        num_parts: int = 1,
+        self, settings: RayExecutor, *, row_timeout_s: float = 60.0, local: Processes | None = None, num_parts: int = 1
     ) -> None:
         if local is None:
             self.actors = _Actors(settings, row_timeout_s, settings.num_workers, 0)

@@ -42,7 +42,7 @@ class MadeUpStore:
     _lock = threading.Lock()
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        from asyncdata.sources.remote.address import GivenAddress
+        from asyncdata.sources.paths import GivenAddress
 
         self._root = GivenAddress.parse(url).address
         self._delay_s = float(options.get("delay_s", 0))

@@ -120,7 +120,7 @@ class ManyObjects:
     """A store that makes up its listing and its bytes: ``s3://HOW_MANY`` has so many objects of 10,000 rows each."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        from asyncdata.sources.remote.address import GivenAddress
+        from asyncdata.sources.paths import GivenAddress
 
         self._root = GivenAddress.parse(url).address
 

@@ -31,7 +31,7 @@ CALLBACKS: dict[str, Way] = {
     "asyncdata.workers.changes:Look.again": Way(at=(1, 4, 9)),
     f"{READ_AHEAD}.source:Canaries._tokenized": Way(),
     "asyncdata.loader.loader_media:LoaderMedia._ask": Way({"tokenize_fn": two_phases}, at=(1, 9)),
-    f"{READ_AHEAD}.mixture:MixtureReadAhead._bytes_limit": Way(source="mix", at=(1, 9)),
+    "asyncdata.delivery.merger:PartQueue.room": Way(source="mix", at=(1, 9)),
     f"{READ_AHEAD}.mixture:MixtureReadAhead.is_awaited": Way({"outcomes": SOLVED}, source="mix"),
     f"{READ_AHEAD}.mixture:MixtureReadAhead._note": Way(source="mix", at=(1, 9)),
     f"{READ_AHEAD}.mixture:MixtureReadAhead._ask_due": Way(source="mix", at=(1, 9)),

@@ -13,15 +13,18 @@ import sys
 import time
 import zlib
 from functools import partial
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdata import ChatTokenizeFn, DataLoader, IterableSource, Mix, Part, Shuffle
+from asyncdata import ChatTokenizeFn, DataLoader, IterableSource, Mix, Part, Shuffle, SoftPacking
 from asyncdata.errors import EndOfData
 from tests.support.pictures import draw, save_processor
 from tests.support.planned_media import NumberedMedia
 from tests.support.sounds import save_sound_processor, write_sound
 from tests.support.tokenize_fns import id_and_text
+from tests.support.videos import film
+from tests.support.videos import save as save_video_processor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +35,17 @@ SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
 _ZERO = 15
 """The token of the digit 0 of the processors in :mod:`tests.support.pictures`, which have one a byte."""
 
+PACKS = {"packs of videos": False, "planned packs of videos": True}
+"""The kinds of data that are delivered in packs, and whether these are planned."""
+NUM_PACKS = 60
+"""Of them so many are delivered: nearly two epochs."""
 
-def entry(sample: Sample) -> list[int]:
+
+def entry(sample: Sample | list[Any]) -> list[int]:
+    """What a sample is, or a pack: the entries of its documents, in a row."""
+    if isinstance(sample, list):
+        return [number for document in sample for number in entry(document.sample)]
+
     assert sample.position is not None and sample.index is not None
     place = sample.position
     return [
@@ -48,7 +60,7 @@ def entry(sample: Sample) -> list[int]:
 
 def _id_of(sample: Sample) -> int:
     """The id of its row, which a chat with pictures or sounds begins with, after its role, a token a digit."""
-    if sample.columns.keys().isdisjoint(("pixel_values", "input_features")):
+    if sample.columns.keys().isdisjoint(("image_grid_thw", "input_features")):
         return int(sample.tokens[0])
 
     is_digit = (sample.tokens >= _ZERO) & (sample.tokens < _ZERO + 10)
@@ -56,20 +68,23 @@ def _id_of(sample: Sample) -> int:
 
 
 def with_media(path: Path, kind: str) -> Path:
-    """The rows as chats with one or two pictures or sounds, which lie beside the file with a processor."""
-    folder, is_heard = path.parent, kind == "sounds"
+    """The rows as chats with one or two pictures, sounds or videos, which lie beside the file with a processor."""
+    folder = path.parent
+    if kind == "pictures":
+        key, save, family = "image", save_processor, "qwen3_vl"
+        names = ("0.png", "1.jpg", "2.webp", "3.png")
+        media = [draw(folder / name, 60 + 40 * at, 50 + 30 * at, at) for at, name in enumerate(names)]
+    elif kind == "sounds":
+        key, save, family = "audio", save_sound_processor, "gemma4"
+        names = ("0.wav", "1.mp3", "2.ogg", "3.flac")
+        media = [write_sound(folder / name, 0.2 + at / 5, 8_000, seed=at) for at, name in enumerate(names)]
+    else:  # no digit is written of these
+        key, save, family = "video", save_video_processor, "qwen2_5_vl"
+        names = ("a.mp4", "a.mkv", "a.avi", "vfr.mp4")
+        media = [film(folder, name, num_frames=8 + 6 * at, size=(64, 48), seed=at) for at, name in enumerate(names)]
     if not (folder / "processor").exists():
-        (save_sound_processor if is_heard else save_processor)(
-            folder / "processor", "gemma4" if is_heard else "qwen3_vl"
-        )
-    names = ("0.wav", "1.mp3", "2.ogg", "3.flac") if is_heard else ("0.png", "1.jpg", "2.webp", "3.png")
-    media = [
-        write_sound(folder / name, 0.2 + seed / 5, 8_000, seed=seed)
-        if is_heard
-        else draw(folder / name, 60 + 40 * seed, 50 + 30 * seed, seed)
-        for seed, name in enumerate(names)
-    ]
-    key, rows = "audio" if is_heard else "image", []
+        save(folder / "processor", family)
+    rows = []
     for number in (json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()):
         named = [media[number % 4], media[number % 3]][: 1 + number % 2]
         messages = [
@@ -113,7 +128,7 @@ def source_of(kind: str, paths: list[str]) -> Any:
 
 
 def _function_of(kind: str, paths: list[str]) -> Any:
-    if kind in ("pictures", "sounds"):
+    if kind.endswith(("pictures", "sounds", "videos")):
         return pictured(Path(paths[0]).parent)
 
     return NumberedMedia() if kind == "media" else id_and_text
@@ -132,23 +147,34 @@ def stream(
     """To the end of the data, or until somebody ends us."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     source, function = source_of(kind, paths), _function_of(kind, paths)
-    with DataLoader(source, tokenize_fn=function, shuffle=SHUFFLE, timeout_s=240, **knobs) as loader:
+    knobs = {"shuffle": SHUFFLE, **knobs}
+    if kind in PACKS:
+        knobs |= {"shuffle": "full", "packing": SoftPacking(max_length=400), "plan_packs": PACKS[kind]}
+        knobs |= {"batch_size": 1, "epochs": None, "cache": {"folder": ""}}
+    with DataLoader(source, tokenize_fn=function, timeout_s=240, **knobs) as loader:
         if os.path.exists(snapshot):
             loader.restore(snapshot)
-        _write(out, loader.statistics().samples_total)
-        number = 0
-        while True:
-            try:
-                batch = loader.get_next_batch(batch_size)
-            except EndOfData as end:
-                _write(out, [entry(sample) for sample in end.samples])
-                return
-
-            _write(out, [entry(sample) for sample in batch])
-            number += 1
+        now = loader.statistics()
+        _write(out, now.packs_total if kind in PACKS else now.samples_total)
+        left = NUM_PACKS - now.packs_total if kind in PACKS else None
+        for number, batch in enumerate(_batches(loader, batch_size, left), 1):
+            _write(out, [entry(each) for each in batch])
             if number % save_every == 0:
                 loader.save(snapshot)
             time.sleep(step_s)
+
+
+def _batches(loader: DataLoader, size: int, num_packs: int | None) -> Iterator[list[Any]]:
+    """So many packs, a batch each; or samples to the end of the data."""
+    if num_packs is not None:
+        yield from islice(chain.from_iterable(repeat(loader)), num_packs)
+        return
+
+    try:
+        while True:
+            yield loader.get_next_batch(size)
+    except EndOfData as end:
+        yield end.samples
 
 
 class Log(NamedTuple):

@@ -25,7 +25,7 @@ from torch.utils.data import DistributedSampler
 
 from asyncdata.integrations import verl, verl_sft
 from asyncdata.integrations.adapters import key_of, report_keys
-from asyncdata.integrations.torch.views import SamplerPlaces
+from asyncdata.integrations.torch.datasets import SamplerPlaces
 from tests.support.adapters import KNOBS, NUM_ROWS, made_late, number_of, numbers_of, verl_rows, verl_sft_rows
 from tests.support.frameworks import verl_sft as sft
 from tests.support.frameworks.killed_runs import needs

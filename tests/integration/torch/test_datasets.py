@@ -114,7 +114,6 @@ def test_a_dataset_is_pickled_as_its_settings_and_its_place(open_loader, open_da
 
     copy = pickled(open_dataset())
     found = take(copy, 3)
-
     assert found + run(pickled(pickled(copy)), 1) == run(open_loader(), 1)
 
 
@@ -287,8 +286,10 @@ def test_item_i_of_a_row_view_is_row_i_whatever_was_asked_before_also_after_a_re
     assert ids(view[number] for number in (10, 11, 40, 12)) == [whole[10], whole[11], whole[40], whole[12]]
 
 
-@pytest.mark.parametrize("shuffle", ["full", RowShuffle(method="none")])
-@pytest.mark.parametrize(("length", "epoch"), [(30, 0), (2 * NUM_ROWS + 30, 0), (2 * NUM_ROWS, 1)])
+@pytest.mark.parametrize(
+    ("length", "epoch", "shuffle"),
+    [(30, 0, "full"), (2 * NUM_ROWS + 30, 0, RowShuffle(method="none")), (2 * NUM_ROWS, 1, "full")],
+)
 def test_epochs_of_a_row_view_may_be_shorter_or_longer_than_the_data_and_begin_later(
     view_of, in_order, length, epoch, shuffle
 ):

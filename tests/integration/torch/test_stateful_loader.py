@@ -13,6 +13,7 @@ import pytest
 
 from asyncdata import AsyncDataLoader, DataLoader, RowFn
 from asyncdata.errors import BadRowError, ConfigError, LoaderClosedError, SnapshotError, WorkerError
+from tests.support.combinations import each_value
 from tests.support.ranks import settled
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -22,17 +23,7 @@ import torch
 from asyncdata.integrations.torch import OrderView, StatefulDataLoader
 from asyncdata.integrations.transfer_queue import QueueFeeder
 from tests.support.inner import change
-from tests.support.torch_loading import (
-    KINDS,
-    MAX_LENGTH,
-    SAMPLES,
-    chat,
-    knobs,
-    of_torch_load,
-    plain,
-    run,
-    take,
-)
+from tests.support.torch_loading import KINDS, MAX_LENGTH, SAMPLES, chat, knobs, of_torch_load, plain, run, take
 
 pytestmark = [
     # Torch says so where a checkpoint is saved by a process alone.
@@ -200,9 +191,10 @@ def test_an_error_comes_at_its_place(jsonl_file, opened):
         next(batches)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")], ids=["interrupt", "error"])
-@pytest.mark.parametrize("number", [1, 2, 4])
-@pytest.mark.parametrize("place", ["making", "copying"])
+@pytest.mark.parametrize(
+    ("place", "number", "error"),
+    each_value(["making", "copying"], [1, 2, 4], [KeyboardInterrupt(), RuntimeError("out of memory")]),
+)
 def test_a_batch_that_failed_comes_when_it_is_asked_for_again(open_loader, monkeypatch, place, number, error):
     calls = []
 

@@ -36,6 +36,7 @@ class Fake(SimpleNamespace):
     """A sample of D; it has no chunk."""
 
     detach = no_op
+    _range = None
 
 
 def stream(sizes):

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from asyncdata.checkpoint.snapshot import load
-from asyncdata.cli.commands import run as run_command
+from asyncdata.cli import run as run_command
 from tests.support.combinations import each_value
 from tests.support.commands import asyncdata_process
 from tests.support.parts import Progress, Reading, combined_digest, main, read_record

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import DataLoader
-from asyncdata.core import checksummed_file, file_refs
+from asyncdata.core import checksummed_file, identity
 from asyncdata.core.checksummed_file import pack
 from asyncdata.core.files import lock, locked
 from asyncdata.errors import ConfigError, SnapshotError
@@ -236,7 +236,7 @@ def test_a_line_is_one_more_than_the_newlines_before_it_and_few_files_are_rememb
     path.write_bytes(data)
     for offset in [int(place * len(data)) for place in places]:
         assert line_number(str(path), offset) == data[:offset].count(b"\n") + 1
-    assert len(file_refs._counts) <= 2  # noqa: SLF001
+    assert len(identity._counts) <= 2  # noqa: SLF001
 
 
 def test_what_was_read_before_is_not_read_again_unless_the_file_has_changed(tmp_path, monkeypatch):

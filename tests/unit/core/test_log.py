@@ -37,7 +37,7 @@ def test_a_logger_made_before_structlog_is_configured_obeys():
 
 
 EVENTS = """
-from asyncdata.core.log import get_logger
+from asyncdata.core.errors import get_logger
 get_logger('asyncdata.x').info('loader.started', n=1)
 get_logger('asyncdata.x').warning('row.bad', path='/a', line=3)
 try:
@@ -89,7 +89,7 @@ def test_what_the_application_has_told_logging_holds(caplog):
 @pytest.mark.thorough
 def test_a_logger_neither_imports_structlog_nor_configures_anything():
     code = (
-        "import sys, logging; from asyncdata.core.log import get_logger; get_logger('asyncdata.x').warning('a'); "
+        "import sys, logging; from asyncdata.core.errors import get_logger; get_logger('asyncdata.x').warning('a'); "
         "assert 'structlog' not in sys.modules; assert not logging.getLogger().handlers; "
         "assert not logging.getLogger('asyncdata').handlers; "
         "import structlog; get_logger('asyncdata.x').warning('a'); assert not structlog.is_configured()"

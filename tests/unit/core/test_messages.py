@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from asyncdata import JsonlSource
-from asyncdata.core.digest import digest
-from asyncdata.core.file_refs import joined
+from asyncdata.core.identity import digest, joined
 from asyncdata.core.messages import encode, pieces
 from tests.support.inner import change, real
 from tests.support.parts import (
@@ -138,8 +137,7 @@ def test_very_many_objects_are_opened_without_a_value_for_each_and_digested_when
     change(monkeypatch, object_of_many=lambda self, number: made.append(number) or of_one(self, number))
     blocks = opened(3000)
     with monkeypatch.context() as patch:
-        for module in ("core.digest", "core.file_refs"):
-            patch.setattr(f"asyncdata.{module}.short_digest", None)
+        patch.setattr("asyncdata.core.identity.short_digest", None)
         assert blocks.fingerprint()["num_files"] == 3000
     blocks.check_unchanged()
     assert blocks.num_blocks == 3000

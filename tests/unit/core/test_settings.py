@@ -43,6 +43,8 @@ def test_a_name_that_there_is_not_is_refused_with_the_class_and_all_that_it_take
         (lambda: ad.PassRate(drop_over=0.9), "did you mean 'drop_above'"),
         (lambda: ad.PackedCollator(max_len=8), "did you mean 'max_length'"),
         (lambda: ad.ChatTokenizeFn("a", max_len=8), "did you mean 'max_length'"),
+        (lambda: ad.ChatTokenizeFn("a", truncation=True), "did you mean 'overlong'"),
+        (lambda: ad.PackedCollator(overlong="drop"), "did you mean 'truncate_packs'"),
         (lambda: ad.RayExecutor(num_worker=2), "did you mean 'num_workers'"),
         (lambda: ad.Mix({"a": "a"}, temprature=2), "did you mean 'temperature'"),
         (lambda: ad.Shuffle(64), "Shuffle takes its settings each by its name, as in name=value; they are enabled, "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 from structlog.testing import capture_logs
@@ -18,14 +19,10 @@ class Told:
         self.drops = MassDrops("", num_files)
 
     def see(self, files, dropped, ours=None):
+        rows = SimpleNamespace(num_rows=len(files), file_ids=lambda: np.array(files))
+        rows.row_location = lambda row: SourceLocation(str(files[row]), -1, 0, row)
         with capture_logs() as events:
-            self.drops.see(
-                len(files),
-                dropped,
-                lambda: np.array(files),
-                lambda row: SourceLocation(str(files[row]), -1, 0, row),
-                ours,
-            )
+            self.drops.see(rows, dropped, ours)
         return [(one["reason"], one.get("path", ""), one["num_dropped"], one["num_rows"]) for one in events]
 
 

@@ -24,18 +24,14 @@ class Tuned:
         self.resizes = self.num_answered = 0
         change(monkeypatch, memory_of_a_worker=lambda pid: 100)
         allowed = TuningLimits(**{"min_workers": 1, "max_workers": 8, "max_worker_bytes": 1 << 40, **limits})
-        executor: Any = self
-        read_ahead: Any = SimpleNamespace(resize=self.resize)
+        every: Any = self  # its pool, its read-ahead, and its engine with all parts
         self.is_done: bool | None = None
-        self.tuner = tuners.Tuner(
-            allowed,
-            executor,
-            read_ahead,
-            lambda: self.waited_s,
-            lambda: self.stage,
-            lambda: self.has_delivered,
-            clock=lambda: self.now_s,
-        )
+        self.tuner = tuners.Tuner(allowed, every, every, every, clock=lambda: self.now_s)
+        self.waits = self.coordinator = self.ledger = self.counters = self
+
+    num_groups = property(lambda self: int(self.has_delivered))
+    totals = property(lambda self: lambda: (0, self.waited_s))
+    waits_for = property(lambda self: lambda: self.stage)
 
     def set_num_workers(self, num_workers: int) -> None:
         self.num_workers = num_workers

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdata.core.digest import digest
+from asyncdata.core.identity import digest
 from asyncdata.errors import SourceChangedError, SourceError
-from asyncdata.sources.fingerprint import stamp
+from asyncdata.sources.files import stamp
 from tests.support.inner import change
 from tests.support.parts import (
     MAX_LISTED_FILES,

@@ -23,7 +23,7 @@ from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations.slime import BadGroupError
-from asyncdata.integrations.slime import groups as slime_groups
+from asyncdata.integrations.slime import checkpoint as slime_groups
 from tests.support.inner import change
 from tests.support.slime_source import checkpoint_at, labels, source_of
 
@@ -361,7 +361,10 @@ def test_a_group_that_cannot_be_written_leaves_what_was_there(prompts, given, mo
         source.save(0)
         before = sorted(Path(given["save"], "rollout").rglob("*"))
         source.add_samples(with_experts(source.get_samples(2)[1:]))
-        fails("asyncdata.integrations.slime.groups.replace_file", "a group of the .*No space left on device; free some")
+        fails(
+            "asyncdata.integrations.slime.checkpoint.replace_file",
+            "a group of the .*No space left on device; free some",
+        )
         assert sorted(Path(given["save"], "rollout").rglob("*")) == before
         fails("asyncdata.checkpoint.snapshot.replace_file", ".*No space left on device")
         assert set(files_of(given)) <= set(before), "nothing names it"

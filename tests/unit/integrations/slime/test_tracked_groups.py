@@ -14,7 +14,7 @@ import pytest
 
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations import slime
-from asyncdata.integrations.slime import miles_buffer
+from asyncdata.integrations.slime import async_rollouts
 from tests.support.parts import TrackingBuffer
 from tests.support.peers.checkouts import stand_ins
 from tests.support.slime_source import InMemory, args_for, source_of
@@ -145,7 +145,7 @@ def test_a_data_buffer_needs_our_data_source_with_the_same_arguments_and_miles_l
 
 
 def test_the_data_buffer_is_miles_own_class_with_ours_before_it(monkeypatch):
-    for module in (slime, miles_buffer):
+    for module in (slime, async_rollouts):
         monkeypatch.setitem(vars(module), "AsyncDataBuffer", None)  # it is as it was in the end
         del module.AsyncDataBuffer
     with monkeypatch.context() as patch:

@@ -451,7 +451,7 @@ def test_what_fsspec_refuses_is_named_without_a_value(memory, url, options, word
 def test_the_packages_are_imported_only_where_a_store_is_opened():
     """What a fork server loads is what these modules import."""
     code = (
-        "import sys, asyncdata.sources.remote.hub_store, asyncdata.sources.remote.fsspec_store; "
+        "import sys, asyncdata.sources.remote.hub_store, asyncdata.sources.remote.store; "
         "import asyncdata.sources.remote.block_cache, asyncdata.sources.arrow.parquet_reader; "
         "print(*{'huggingface_hub', 'fsspec', 'obstore', 'pyarrow', 'numpy'} & set(sys.modules))"
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asyncdata import JsonArraySource
 from asyncdata.errors import SourceError
-from asyncdata.sources.text import json_array
+from asyncdata.sources import json_array
 from tests.support.examples import in_ci
 from tests.support.inner import change
 from tests.support.parts import (

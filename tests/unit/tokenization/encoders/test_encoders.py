@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from asyncdata import BadRows, ChatTokenizeFn, DataLoader, FixedLengthTokenizeFn, PromptTokenizeFn, RowShuffle
 from asyncdata.errors import ConfigError
-from asyncdata.tokenization.encoders import idle_work, text_encoder
+from asyncdata.tokenization.encoders import fast_backends, text_encoder
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from asyncdata.tokenization.encoders.text_encoder import choose
 from tests.support.backends import Fake, install
@@ -167,10 +167,11 @@ def test_it_begins_in_a_pause_or_when_much_has_been_done(found_out, files, monke
     busy, paused = open_encoder(files), open_encoder(files)
     assert not is_found_out(busy)
     assert not is_found_out(paused)
-    assert idle_work.is_awaited()
+    assert fast_backends.has_idle_work()
+
     del busy
-    idle_work.pause()
-    assert not idle_work.is_awaited()
+    fast_backends.do_idle_work()
+    assert not fast_backends.has_idle_work()
     assert is_found_out(paused)
     assert is_found_out(has_worked)
 
@@ -181,7 +182,9 @@ def test_an_error_in_idle_work_is_reported_by_the_next_batch(found_out, files, m
     encoder = open_encoder(files)
     assert not is_found_out(encoder)
     change(monkeypatch, load_a_tokenizer=lambda _: Path("/nowhere").read_text())
-    idle_work.pause()
+
+    fast_backends.do_idle_work()
+
     with pytest.raises(FileNotFoundError):
         is_found_out(encoder)
 

@@ -131,6 +131,28 @@ def test_a_template_that_transformers_renders_is_given_them_alike(small_tokenize
     assert f"assistant\n{TEXT}{END}" in prompt
 
 
+TOOLS_LATE = """\
+{%- set asks = messages | selectattr('role', 'equalto', 'user') | list %}{% for m in messages %}
+{%- if m.role == 'user' %}{% if tools and m == asks[-1] %}{{ '[TOOLS]' ~ (tools | tojson) }}{% endif %}
+{{- '[INST]' + m.content + '[/INST]' }}
+{%- elif m.tool_calls %}{{ '[CALLS]' ~ (m.tool_calls | tojson) ~ '<|im_end|>' }}
+{%- elif m.role == 'assistant' %}{{ ' ' + m.content + '<|im_end|>' }}
+{%- else %}{{ '[RESULT]' + m.content + ',' + m.tool_call_id + '[/RESULT]' }}{% endif %}{% endfor %}"""
+"""As Mistral's third: tools before the last question, no generation prompt, calls in place of a content."""
+
+
+def test_calls_of_earlier_turns_are_trained_where_tools_are_written_before_the_last_question(small_tokenizer):
+    fn, one = ChatTokenizeFn(str(small_tokenizer), chat_template=TOOLS_LATE), call(ARGUMENTS)
+    result = {"role": "tool", "content": "t", "tool_call_id": "call00001"}
+    turn = [user("a"), assistant("", tool_calls=[one]), result, assistant("b")]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    said = [f"[CALLS]{json.dumps([one])}{END}", f" b{END}"]
+
+    for _ in range(3):
+        assert trained(fn, {"messages": turn + turn, "tools": tools}) == said * 2
+        assert trained(fn, {"messages": [*turn, user("c"), assistant("d")], "tools": tools}) == [*said, f" d{END}"]
+
+
 BAD = {"empty": "", "code": "print(1)", "a list": "[1]", "cut": '{"at": ', "a surrogate": "\ud800"}
 
 

@@ -220,6 +220,10 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
     "no generation prompt, and earlier turns that change": (
         {"chat_template": WITHOUT_A_PROMPT}, FIVE, [f"b{END}", f"d{END}"],
     ),
+    "a header that the model has to write, as no prompt has it": (
+        {"chat_template": WITHOUT_A_PROMPT.replace("{{ m.content + '<|im_end", "{{ '[A]' + m.content + '<|im_end")},
+        FIVE, [f"[A]b{END}", f"[A]d{END}"],
+    ),
     "every mark": ({}, talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a"), [f"a{END}"]),
     "a stop token that only the whole chat has": ({"chat_template": ENDS_ONCE}, talk("a", "b"), [f"b{END}"]),
     "white space, as no token ends the message": ({"chat_template": WITHOUT_STOP}, talk("a", "b", "c"), [" b\n"]),
@@ -349,10 +353,6 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "backwards, with places for thoughts": (
         KEEPS_A_PLACE.replace("for m in messages %}{{", "for m in messages | reverse %}{{"), FIVE,
         "TRL has such training templates for many models (get_training_chat_template)",
-    ),
-    "a header, and no generation prompt": (
-        WITHOUT_A_PROMPT.replace("{{ m.content + '<|im_end", "{{ '<|im_start|>' + m.content + '<|im_end"), FIVE,
-        POSITION.format(1),
     ),
     "a later message that depends on it": (
         DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS), AND_MORE, POSITION.format(1),

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from asyncdata import DataLoader, RendererTokenizeFn, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
-from asyncdata.tokenization.functions.rendered import made_by_renderers
+from asyncdata.tokenization.functions.chat import made_by_renderers
 from tests.support.renderers import END
 from tests.unit.tokenization.trained import delivered
 

@@ -15,8 +15,7 @@ import asyncdata
 from asyncdata import ChatTokenizeFn, DataLoader
 from asyncdata.errors import BadRowError, ConfigError
 from asyncdata.tokenization import base
-from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, resolve_path
-from asyncdata.tokenization.resolve import resolved
+from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, resolve_path, resolved
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support.faults import until

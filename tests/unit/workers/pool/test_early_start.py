@@ -13,7 +13,7 @@ import pytest
 
 from asyncdata import DataLoader
 from asyncdata.errors import ConfigError, SourceError, WorkerError
-from asyncdata.workers.pool import popen
+from asyncdata.workers import popen
 from tests.support.executors import NEVER_S
 from tests.support.faults import until
 from tests.support.inner import change

@@ -1,1 +1,0 @@
-"""Rows in text files: JSON lines and arrays, also compressed."""
