@@ -11,15 +11,13 @@ if TYPE_CHECKING:
     from asyncdata import errors as errors
     from asyncdata import filters as filters
     from asyncdata import xtuner as xtuner
-    from asyncdata.batching.balance import balance
-    from asyncdata.batching.collators.base import Document
-    from asyncdata.batching.collators.packed import PackedCollator
-    from asyncdata.batching.collators.padded import FixedCollator, PaddedCollator, PreferenceCollator
-    from asyncdata.batching.length_grouping import LengthGrouping
+    from asyncdata.batching.collators import Document, FixedCollator, PaddedCollator, PreferenceCollator
+    from asyncdata.batching.length_grouping import LengthGrouping, balance
+    from asyncdata.batching.packed_collator import PackedCollator
     from asyncdata.batching.packers import HardPacking, SoftPacking
     from asyncdata.core.columns import Column
     from asyncdata.core.types import Group, Position, Sample, SourceLocation, Status
-    from asyncdata.delivery.outcomes.policy import Outcomes, OutcomeTable, PassRate
+    from asyncdata.delivery.outcome_policy import Outcomes, OutcomeTable, PassRate
     from asyncdata.loader.config import BadRows, Cache, Limits, LoaderConfig, Ranks
     from asyncdata.loader.loader import AsyncDataLoader, DataLoader
     from asyncdata.loader.mix import Mix, Part
@@ -92,15 +90,13 @@ __all__ = (
 
 # A worker imports only the modules it needs, and `import asyncdata` none of them.
 _HOMES = {
-    "batching.balance": "balance",
-    "batching.collators.base": "Document",
-    "batching.collators.packed": "PackedCollator",
-    "batching.collators.padded": "FixedCollator PaddedCollator PreferenceCollator",
-    "batching.length_grouping": "LengthGrouping",
+    "batching.length_grouping": "balance LengthGrouping",
+    "batching.collators": "Document FixedCollator PaddedCollator PreferenceCollator",
+    "batching.packed_collator": "PackedCollator",
     "batching.packers": "HardPacking SoftPacking",
     "core.columns": "Column",
     "core.types": "Group Position Sample SourceLocation Status",
-    "delivery.outcomes.policy": "Outcomes OutcomeTable PassRate",
+    "delivery.outcome_policy": "Outcomes OutcomeTable PassRate",
     "loader.config": "BadRows Cache Limits LoaderConfig Ranks",
     "loader.loader": "AsyncDataLoader DataLoader",
     "loader.mix": "Mix Part",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from asyncdata.batching.collators.packed import XTunerCollator
-from asyncdata.batching.preset_packing import PresetPacking
-from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.batching.packed_collator import XTunerCollator
+from asyncdata.batching.xtuner_packing import PresetPacking, XTunerPacking
 from asyncdata.tokenization.xtuner_function import XTunerTokenizeFn
 
 __all__ = ("PresetPacking", "XTunerCollator", "XTunerPacking", "XTunerTokenizeFn")

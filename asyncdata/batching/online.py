@@ -27,7 +27,7 @@ from asyncdata.batching.packs import (
     restored,
     wrong_state,
 )
-from asyncdata.batching.rules import Dealt, PackRules
+from asyncdata.batching.planned import Dealt, PackRules
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.core.types import Position, Sample, measured
 

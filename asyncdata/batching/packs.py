@@ -13,7 +13,7 @@ from asyncdata.core.errors import SnapshotError
 from asyncdata.core.settings import Count, Description, Number, prepared
 
 if TYPE_CHECKING:
-    from asyncdata.batching.collators.base import Document
+    from asyncdata.batching.collators import Document
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 Int32 = np.ndarray[Any, np.dtype[np.int32]]

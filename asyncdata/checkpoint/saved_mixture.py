@@ -13,7 +13,7 @@ from asyncdata.checkpoint.snapshot import Snapshot, StreamState
 from asyncdata.core.errors import SnapshotError, SnapshotMismatchError, get_logger
 from asyncdata.core.types import Position
 from asyncdata.delivery.mixture import MixtureState, PartCursor, end_code, end_of
-from asyncdata.delivery.outcomes.memory import OutcomeState
+from asyncdata.delivery.outcome_memory import OutcomeState
 from asyncdata.order.mixture import Node, NodeState, adapted
 
 _log = get_logger(__name__)

@@ -106,7 +106,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 SECTIONS = {
     "packing": "asyncdata.batching.packs:PackState",
-    "outcomes": "asyncdata.delivery.outcomes.memory:OutcomeState",
+    "outcomes": "asyncdata.delivery.outcome_memory:OutcomeState",
     "growth": "asyncdata.sources.growing:GrowthState",
     "rollouts": "asyncdata.delivery.rollouts:RolloutState",
     "mixture": "asyncdata.checkpoint.saved_mixture:SavedMixture",

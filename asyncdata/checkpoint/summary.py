@@ -19,7 +19,7 @@ from asyncdata.core.types import Position
 if TYPE_CHECKING:
     from asyncdata.checkpoint.saved_mixture import SavedMixture
     from asyncdata.delivery.chunk import StreamDigest
-    from asyncdata.delivery.outcomes.memory import OutcomeState
+    from asyncdata.delivery.outcome_memory import OutcomeState
 
 
 def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:

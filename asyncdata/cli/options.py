@@ -11,8 +11,7 @@ from typing import Any
 
 from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.packers import HardPacking, SoftPacking
-from asyncdata.batching.preset_packing import PresetPacking
-from asyncdata.batching.xtuner_packing import XTunerPacking
+from asyncdata.batching.xtuner_packing import PresetPacking, XTunerPacking
 from asyncdata.cli.main import BAD_ROWS, has_tokenize_fn
 from asyncdata.cli.output import Output
 from asyncdata.cli.rows import MixtureView, OrderView

@@ -20,7 +20,7 @@ from uuid import uuid4
 import msgspec
 import numpy as np
 
-from asyncdata.batching.rules import PLANNED_PACKINGS
+from asyncdata.batching.planned import PLANNED_PACKINGS
 from asyncdata.core.errors import BadRowError, ConfigError, NoSamplesError, SnapshotError, SourceChangedError
 from asyncdata.core.messages import RowError
 from asyncdata.core.types import Position, Sample, SampleRange, SourceLocation

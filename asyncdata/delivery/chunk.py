@@ -410,6 +410,13 @@ class Chunk:
         """The number of each row's file, int64 of shape (num_rows,)."""
         return self._origin.keys(self.first.row, self.first.row + self.num_rows)[0]
 
+    def rows_by_reason(self) -> dict[str, Any]:
+        """The rows that yield no sample, by reason."""
+        found: dict[str, Any] = {drop.reason: drop.rows for drop in self.drops}
+        for error in self.errors:
+            found.setdefault(f"bad row {error.code}", []).append(error.row)
+        return found
+
     def row_key(self, row: int) -> tuple[int, int]:
         """The number of row ``row``'s file, and its offset there."""
         return self._origin.key(self.first.row + row)

@@ -156,7 +156,7 @@ def report_scores(loader: DataLoader[Any, Any], scored: Iterable[Scored], attemp
 
     :param attempts: of a row in an epoch.
     """
-    from asyncdata.delivery.outcomes.memory import MAX_SCORE, RowReport
+    from asyncdata.delivery.outcome_memory import MAX_SCORE, RowReport
 
     if loader._engine.outcomes is None:
         return 0

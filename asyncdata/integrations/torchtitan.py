@@ -21,8 +21,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from asyncdata.batching.collators.base import Document
-from asyncdata.batching.collators.packed import PackedCollator
+from asyncdata.batching.collators import Document
+from asyncdata.batching.packed_collator import PackedCollator
 from asyncdata.batching.packers import SoftPacking
 from asyncdata.core.errors import ConfigError
 from asyncdata.integrations.adapters import made_on_first_use, need

@@ -15,7 +15,7 @@ from asyncdata.workers.machine import process_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.loader.executors import TuningLimits
+    from asyncdata.loader.opening import TuningLimits
     from asyncdata.read_ahead.mixture import MixtureReadAhead
     from asyncdata.read_ahead.source import ReadAhead
     from asyncdata.workers.pool import Pool

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Group, Position, Sample
     from asyncdata.delivery.ledger import Request
-    from asyncdata.delivery.outcomes.policy import Outcomes
+    from asyncdata.delivery.outcome_policy import Outcomes
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.delivery.rollouts import WorkRequest
-    from asyncdata.loader.batches.pack_batches import PackBatches
-    from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import PackingOf
     from asyncdata.loader.engine import Engine
     from asyncdata.loader.mix import Mix
+    from asyncdata.loader.pack_batches import PackBatches
+    from asyncdata.loader.sample_batches import SampleBatches
     from asyncdata.loader.statistics import Statistics
     from asyncdata.order.shuffle import RowShuffle, Shuffle
     from asyncdata.sources.base import Source

@@ -25,7 +25,7 @@ from asyncdata.core.settings import (
     unknown_setting,
     wrong_value,
 )
-from asyncdata.delivery.outcomes.policy import Outcomes
+from asyncdata.delivery.outcome_policy import Outcomes
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.telemetry.settings import Telemetry
 from asyncdata.workers.ray import RayExecutor

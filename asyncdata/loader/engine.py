@@ -22,10 +22,9 @@ from asyncdata.delivery.items import Bell
 from asyncdata.delivery.ledger import Counters, Ledger, Request, RestartPoint, RowKey, is_key_of
 from asyncdata.delivery.rollout_buffer import filter_of
 from asyncdata.loader.background_proof import provers_of
-from asyncdata.loader.batches.sample_batches import Making
-from asyncdata.loader.executors import TuningLimits, connect_cluster, executor_of, limits_of
-from asyncdata.loader.opening import opened_part
+from asyncdata.loader.opening import TuningLimits, connect_cluster, executor_of, limits_of, opened_part
 from asyncdata.loader.packing_choice import PackingChoice
+from asyncdata.loader.sample_batches import Making
 from asyncdata.loader.service import Service, begun, open_at_exit
 from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
 from asyncdata.loader.waits import Waits
@@ -40,19 +39,19 @@ if TYPE_CHECKING:
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.core.identity import FileRefs
     from asyncdata.core.messages import Job
-    from asyncdata.delivery.outcomes.memory import OutcomeState, RowReport
+    from asyncdata.delivery.outcome_memory import OutcomeState, RowReport
     from asyncdata.delivery.rollout_buffer import BufferFilter
     from asyncdata.loader.autotune import Tuner
-    from asyncdata.loader.batches.pack_batches import PackBatches
-    from asyncdata.loader.batches.sample_batches import SampleBatches
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.loader.outcomes import LoaderOutcomes, Memories, PartOutcomes
+    from asyncdata.loader.pack_batches import PackBatches
+    from asyncdata.loader.sample_batches import SampleBatches
     from asyncdata.read_ahead.mixture import MixtureReadAhead
-    from asyncdata.read_ahead.row_index.row_index import RowIndex
-    from asyncdata.read_ahead.windows.shared_scans import SharedScans
+    from asyncdata.read_ahead.ranks import SharedScans
+    from asyncdata.read_ahead.row_index import RowIndex
     from asyncdata.sources.base import Source
     from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
@@ -198,7 +197,7 @@ class Engine:
         if self.config.ranks.exchange is None or self.config.ranks.world_size == 1 or self._row_index is not None:
             return None
 
-        from asyncdata.loader.scan_sharing import shared_scans
+        from asyncdata.loader.opened_rows import shared_scans
 
         return shared_scans(self.config, self.parts)
 

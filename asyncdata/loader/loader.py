@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from asyncdata.core.types import Group, Sample
     from asyncdata.delivery.ledger import Request
     from asyncdata.delivery.rollouts import WorkRequest
-    from asyncdata.loader.batches.pack_batches import PackBatches
-    from asyncdata.loader.batches.sample_batches import Batch, SampleBatches
+    from asyncdata.loader.pack_batches import PackBatches
+    from asyncdata.loader.sample_batches import Batch, SampleBatches
 
     T = TypeVar("T")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncdata.checkpoint.snapshot import Snapshot
     from asyncdata.core.types import Position
     from asyncdata.delivery.ledger import Ledger, RestartPoint
-    from asyncdata.delivery.outcomes.memory import OutcomeState
+    from asyncdata.delivery.outcome_memory import OutcomeState
     from asyncdata.loader.mix import Mix, NamedPart
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.loader.packing_choice import PackingChoice

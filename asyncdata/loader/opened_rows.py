@@ -5,35 +5,47 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from asyncdata.batching.planned import PlannedOrder
-from asyncdata.batching.preset_packing import PresetPacking
+from asyncdata.batching.xtuner_packing import PresetPacking
 from asyncdata.core.errors import ConfigError, LoaderClosedError, get_logger
 from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
 from asyncdata.core.identity import canonical, digest
 from asyncdata.core.messages import REMOTE_LINES, Job, ReaderSpec
 from asyncdata.core.threads import no_op
 from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
-from asyncdata.order.order import RowOrder
-from asyncdata.order.shuffle import RowShuffle
-from asyncdata.read_ahead.row_index.builder import Indexer, SharedIndexer
-from asyncdata.read_ahead.row_index.index_file import IndexFile, hold_rows, make_room
-from asyncdata.read_ahead.row_index.row_index import RowIndex
-from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
+from asyncdata.order.order import Order, RowOrder
+from asyncdata.order.shuffle import RowShuffle, Shuffle
+from asyncdata.read_ahead.index_file import IndexFile, hold_rows, make_room
+from asyncdata.read_ahead.indexed_windows import IndexedWindows
+from asyncdata.read_ahead.indexer import Indexer, SharedIndexer
+from asyncdata.read_ahead.ranks import SharedScans
+from asyncdata.read_ahead.row_index import RowIndex
+from asyncdata.read_ahead.windows import BlockWindow, BlockWindows
+from asyncdata.sources.base import room_of
 from asyncdata.sources.stream import RowStream
 from asyncdata.tokenization.base import fingerprints_of, has_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.batching.rules import PackRules
+    from asyncdata.batching.planned import PackRules
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.sources.base import Blocks, Source
 
     Function = Any
+    from collections.abc import Sequence
+
+    from asyncdata.core.types import Position
+    from asyncdata.loader.opened_source import OpenedPart
+    from asyncdata.read_ahead.calls import Calls
+    from asyncdata.sources.growing import GrowingBlocks
+    from asyncdata.sources.jsonl import JsonlSource
+
 
 _log = get_logger(__name__)
 _INDEX_BLOCK_BYTES = 1 << 20
@@ -233,3 +245,102 @@ class _IndexedSource:
         except OSError as error:
             _log.warning("index.not_written", path=self._folder, reason=str(error))
             return None
+
+
+class GrowingOrder(Order):
+    """The order of the first epoch; the snapshot keeps what each epoch covers."""
+
+    @property
+    def max_window_blocks(self) -> int:
+        """The blocks that a window of any epoch may have."""
+        return self.shuffle.window_blocks
+
+    def description(self) -> dict[str, Any]:
+        """What a snapshot must agree with, as builtins."""
+        found = super().description()
+        del found["num_blocks"]
+        return {**found, "grows": True}
+
+
+class GrowingWindows(BlockWindows):
+    """See :class:`~asyncdata.read_ahead.windows.BlockWindows`. An epoch is looked up late."""
+
+    is_late = True
+
+    def __init__(self, source: GrowingBlocks, order: Order, calls: Calls, stride: int) -> None:
+        super().__init__(source, order, calls, stride)
+        self._growing = source
+
+    async def opened(self, epoch: int, number: int) -> BlockWindow:
+        self._source, now = self._growing.at(epoch), self._order
+        self._order = Order(now.shuffle, now.seed, self._source.num_blocks)
+        return await super().opened(epoch, number)
+
+    def share_before(self, position: Position) -> float:
+        """0: not known."""
+        return 0.0
+
+    def rows_after(self, position: Position) -> int | None:
+        """None: not known."""
+
+
+_REFUSED = "AD311 a source that grows does not work with"
+_NO_FOLDER = (
+    "world_size above 1 and no folder, as each rank could see other sizes: name one that all ranks share, and no other "
+    'run: JsonlSource(..., grows="checkpoints/run-1/files")'
+)
+_NO_CLUSTER = "workers on other machines: leave executor out"
+
+
+def opened_growing(source: JsonlSource, shuffle: Shuffle | RowShuffle, opening: Opening) -> OpenedSource:
+    """Windows of blocks, of those that an epoch covers. There are no canaries: other rows would be the first ones.
+
+    :raises ConfigError: AD311, for settings that need to know all rows, or all ranks, in advance.
+    """
+    if isinstance(shuffle, RowShuffle):
+        raise ConfigError(f"{_REFUSED} an order of single rows, whose index has all rows: use shuffle=True")
+
+    config = opening.config
+    has_no_folder = config.ranks.world_size > 1 and not isinstance(source.grows, str)
+    if config.executor is not None or has_no_folder:
+        raise ConfigError(f"{_REFUSED} {_NO_FOLDER if has_no_folder else _NO_CLUSTER}")
+
+    files = with_block_cache(cast("GrowingBlocks", source.open(shuffle.block_bytes)), config.cache)
+    order = GrowingOrder(shuffle, config.seed, files.num_blocks)
+    num_blocks = order.max_window_blocks
+    job = opening.job(files, room_of(files, num_blocks))
+
+    windows = GrowingWindows(files, order, opening.calls, job.stride)
+    return OpenedSource(files, order, job, num_blocks * job.stride, 0, windows, files.close, growth=files)
+
+
+def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart]) -> SharedScans:
+    """The scans of the parts' windows, from now on divided by ``config.ranks.exchange``.
+
+    :raises ConfigError: if nothing can be divided (AD487).
+    """
+    if config.executor is not None:
+        raise ConfigError(
+            "AD487 Ranks(exchange=...) divides what workers of this machine read: leave executor out, or leave "
+            "exchange out"
+        )
+
+    identity = cache(lambda: digest(canonical(list(map(_identity, parts)))))
+    scans = SharedScans(config.ranks, identity)
+    are_divided = [part.windows.share(scans, number) for number, part in enumerate(parts)]
+    if not any(are_divided):
+        raise ConfigError(
+            "AD487 Ranks(exchange=...) divides windows of blocks, and there are none here: data that are read from "
+            'front to back have none, nor have parts of a mixture with shuffle="full". Use shuffle=True, or leave '
+            "exchange out"
+        )
+
+    return scans
+
+
+def _identity(part: OpenedPart) -> list[object]:
+    """What the scans of a part depend on. Data that grow are other data when the next rank looks at them."""
+    found, source = part.fingerprints(), part.source
+    if source.growth is not None:
+        del found["data"]
+    return [found, source.order.description(), source.job.max_row_bytes, source.job.with_token_sums]

@@ -11,22 +11,20 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.files import cache_folder, check_ours
 from asyncdata.core.messages import BlockCacheSpec, Job
 from asyncdata.read_ahead.source import Canaries, Supply
-from asyncdata.read_ahead.windows.base import Windows
-from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
+from asyncdata.read_ahead.windows import SLACK_BYTES, Windows
 from asyncdata.sources.base import Blocks, Files
 from asyncdata.tokenization.base import describe, fingerprints_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.batching.planned import PlannedOrder
-    from asyncdata.batching.rules import PackRules
+    from asyncdata.batching.planned import PackRules, PlannedOrder
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Exclusions
     from asyncdata.loader.config import Cache, LoaderConfig
     from asyncdata.order.order import Order, RowOrder, Share
     from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.row_index.row_index import RowIndex
+    from asyncdata.read_ahead.row_index import RowIndex
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.stream import StreamOrder
 

@@ -27,13 +27,13 @@ from asyncdata.core.threads import call_soon_in_this_loop, identity, started_and
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.chunk import NO_IDS, Ids, row_ids
 from asyncdata.delivery.ledger import grouped
-from asyncdata.delivery.outcomes.memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
-from asyncdata.delivery.outcomes.policy import PassRate, policy_of
+from asyncdata.delivery.outcome_memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
+from asyncdata.delivery.outcome_policy import PassRate, policy_of
 from asyncdata.loader.exclusions import RowPlaces
-from asyncdata.read_ahead.rank_calls import rank_answers
+from asyncdata.read_ahead.ranks import rank_answers
 
 if TYPE_CHECKING:
-    from asyncdata.delivery.outcomes.policy import Bools, Outcomes, OutcomeTable, Policy
+    from asyncdata.delivery.outcome_policy import Bools, Outcomes, OutcomeTable, Policy
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.sources.base import Blocks
     from asyncdata.telemetry.recorder import Recorder

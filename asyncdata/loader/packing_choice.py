@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.loader.batches.sample_batches import Batching, Making
+from asyncdata.loader.sample_batches import Batching, Making
 from asyncdata.order.shuffle import RowShuffle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from asyncdata.batching.length_grouping import LengthGrouping
-    from asyncdata.batching.rules import PackRules
+    from asyncdata.batching.planned import PackRules
     from asyncdata.batching.xtuner_packing import LoaderPacking
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.order.order import Share
@@ -41,7 +41,7 @@ class PackingChoice(NamedTuple):
         """
         rules = None
         if packing is not None or grouping is not None:
-            from asyncdata.loader.batches.pack_rules import rules_of
+            from asyncdata.loader.pack_batches import rules_of
 
             rules = rules_of(config, packing, grouping, is_filtered=is_filtered)
         elif config.plan_packs:
@@ -92,9 +92,8 @@ class PackingChoice(NamedTuple):
         if self.rules is None:
             return Batching(making)
 
-        from asyncdata.loader.batches.pack_batches import OnlineBatching, PlannedBatching
-        from asyncdata.loader.batches.pack_rules import with_length
-        from asyncdata.read_ahead.windows.indexed_windows import IndexedWindows
+        from asyncdata.loader.pack_batches import OnlineBatching, PlannedBatching, with_length
+        from asyncdata.read_ahead.indexed_windows import IndexedWindows
 
         making = making._replace(collate=with_length(collate_fn, self.rules.packing))
         if not self.rules.is_planned:

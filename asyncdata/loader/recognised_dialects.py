@@ -14,7 +14,7 @@ from asyncdata.core.messages import NOT_IN_SLOT, TOO_LONG, Job, Overflow, RowErr
 from asyncdata.core.threads import no_op
 from asyncdata.delivery.bad_rows import error_at
 from asyncdata.order.shuffle import Shuffle
-from asyncdata.read_ahead.windows.block_windows import SLACK_BYTES
+from asyncdata.read_ahead.windows import SLACK_BYTES
 from asyncdata.sources.resolve import described
 from asyncdata.sources.stream import RowStream, StreamOrder
 from asyncdata.tokenization.base import named

@@ -12,7 +12,7 @@ import msgspec
 from asyncdata.core import __version__
 from asyncdata.core.errors import cleaned, redacted
 from asyncdata.core.identity import all_sizes
-from asyncdata.loader.batches.pack_batches import PackBatching
+from asyncdata.loader.pack_batches import PackBatching
 from asyncdata.telemetry.recorder import Recorder, WatchedCoordinator
 from asyncdata.telemetry.records import (
     FORMAT_VERSION,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
     from asyncdata.read_ahead.mixture import MixtureReadAhead
-    from asyncdata.read_ahead.row_index.row_index import RowIndex
+    from asyncdata.read_ahead.row_index import RowIndex
     from asyncdata.read_ahead.source import ReadAhead
     from asyncdata.workers.pool import Pool
     from asyncdata.workers.popen import EarlyForkServer

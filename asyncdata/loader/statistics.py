@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import SourceLocation
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.loader.batches.sample_batches import PackTotals
+    from asyncdata.loader.sample_batches import PackTotals
     from asyncdata.sources.base import Blocks
 
 _OF_OUTCOMES = (

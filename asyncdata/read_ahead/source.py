@@ -19,13 +19,11 @@ import numpy as np
 from asyncdata.core.errors import AsyncDataError, SnapshotMismatchError
 from asyncdata.core.messages import Data, Failed, RowError, Scanned, Tokenize, Tokenized, is_elsewhere
 from asyncdata.core.types import Position
-from asyncdata.delivery.bad_rows import NotesLog, located
+from asyncdata.delivery.bad_rows import MassDrops, NotesLog, located
 from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chunk, is_excluded, row_ids
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.ledger import is_key_of, key_in_part
-from asyncdata.delivery.mass_drops import MassDrops, rows_by_reason
-from asyncdata.read_ahead.windows.base import leaving_out, no_such_place
-from asyncdata.read_ahead.windows.block_windows import BlockWindow
+from asyncdata.read_ahead.windows import BlockWindow, leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 from asyncdata.workers.changes import SENT
 
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Marks
     from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.read_ahead.calls import Calls, Later
-    from asyncdata.read_ahead.windows.base import Feed, OpenWindow, Windows
+    from asyncdata.read_ahead.windows import Feed, OpenWindow, Windows
     from asyncdata.sources.base import Blocks
 
 
@@ -332,7 +330,7 @@ class ReadAhead:
     def _deliver(self, part: _RowsInFlight, reply: Tokenized) -> None:
         chunk = part.chunk(reply, self._source)
         self._notes.see(msgspec.structs.replace(reply, is_padded=True) if self._opener.is_padded else reply, chunk)
-        self._mass_drops.see(chunk, rows_by_reason(chunk), chunk.ours)
+        self._mass_drops.see(chunk, chunk.rows_by_reason(), chunk.ours)
         self._coordinator.fill(part.channel, part.entry, chunk)
         self._has_answer = True
 

@@ -331,8 +331,8 @@ def test_what_another_rank_sent_and_cannot_be_read_ends_the_calls(path):
 @pytest.mark.parametrize("method", ["BlockWindow.add", "SharedScans._take", "SharedScans._look"])
 def test_a_fault_of_ours_ends_the_calls_or_the_sharing(path, method, monkeypatch):
     expected, exchanges = [batches_of(rank, path, 150) for rank in range(2)], meeting_of(2)
-    module = "block_windows" if method.startswith("Block") else "shared_scans"
-    owner = resolve_name(f"asyncdata.read_ahead.windows.{module}:{method.partition('.')[0]}")
+    module = "windows" if method.startswith("Block") else "ranks"
+    owner = resolve_name(f"asyncdata.read_ahead.{module}:{method.partition('.')[0]}")
     name, calls = method.partition(".")[2], count()
     plain = getattr(owner, name)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncdata import JsonlSource
 from asyncdata.core.messages import Failed, Job, Scanned, Tokenized
-from asyncdata.read_ahead.windows.block_windows import BlockWindow
+from asyncdata.read_ahead.windows import BlockWindow
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.base import MAX_LOSSES
 

@@ -249,7 +249,7 @@ def test_a_package_or_a_function_that_is_missing_is_named_with_what_needs_it_and
         from asyncdata import DataLoader
         from asyncdata.errors import ConfigError
         from asyncdata.cli.main import main
-        from asyncdata.batching.collators.torch_tensors import to_torch
+        from asyncdata.batching.torch_tensors import to_torch
         from asyncdata.integrations import torch
         try:
             {code}

@@ -20,11 +20,11 @@ MAX_PLAIN_LINES = 10_536
 
 WINGS = (
     "batching.online", "batching.packers", "batching.planned", "cli", "delivery.media_queue", "delivery.merger",
-    "delivery.outcomes.memory", "delivery.quarantine", "integrations", "loader.exclusions", "loader.loader_media",
-    "loader.mix", "loader.mixture_engine", "loader.opened_growing", "loader.outcomes", "loader.proving",
-    "loader.recording", "loader.scan_sharing", "loader.wait_progress", "order.mixture", "read_ahead.mixture",
-    "read_ahead.rank_calls", "read_ahead.row_index", "read_ahead.windows.indexed_windows",
-    "read_ahead.windows.shared_scans", "read_ahead.windows.stream_windows", "report", "sources.arrow",
+    "delivery.outcome_memory", "delivery.quarantine", "integrations", "loader.exclusions", "loader.loader_media",
+    "loader.mix", "loader.mixture_engine", "loader.opened_rows", "loader.outcomes", "loader.proving",
+    "loader.recording", "loader.opened_rows", "loader.wait_progress", "order.mixture", "read_ahead.mixture",
+    "read_ahead.ranks", "read_ahead.row_index", "read_ahead.indexed_windows",
+    "read_ahead.ranks", "read_ahead.stream_windows", "report", "sources.arrow",
     "sources.growing", "sources.remote.reads", "sources.remote.store", "sources.text_stream", "telemetry.recorder",
     "tokenization.pictures", "workers.inline", "workers.ray.executor", "workers.request_handler",
 )  # fmt: skip

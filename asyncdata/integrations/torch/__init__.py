@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.batching.collators.torch_tensors import to_torch
+from asyncdata.batching.torch_tensors import to_torch
 from asyncdata.integrations.adapters import made_on_first_use
 from asyncdata.integrations.torch.datasets import LoaderDataset, LoaderOrderView, LoaderRowView
 from asyncdata.integrations.torch.loader import StatefulDataLoader

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from asyncdata.batching.collators.torch_tensors import to_torch
+from asyncdata.batching.torch_tensors import to_torch
 from asyncdata.core.errors import ConfigError, SnapshotError
 from asyncdata.integrations.torch.process import (
     from_torch_state,

@@ -16,7 +16,7 @@ import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from asyncdata.batching.collators.torch_tensors import map_leaves, need_cuda, to_torch
+from asyncdata.batching.torch_tensors import map_leaves, need_cuda, to_torch
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
 from asyncdata.core.errors import ConfigError, WorkerError

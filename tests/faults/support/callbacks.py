@@ -10,7 +10,7 @@ from tests.support.planned_media import two_phases
 __all__ = ("CALLBACKS", "FULL", "REPLY_TO_THE_INDEX", "Way")
 
 READ_AHEAD = "asyncdata.read_ahead"
-REPLY_TO_THE_INDEX = f"{READ_AHEAD}.row_index.builder:Indexer._take"
+REPLY_TO_THE_INDEX = f"{READ_AHEAD}.indexer:Indexer._take"
 FULL = {"shuffle": "full", "cache": Cache(folder="")}
 SLIME = FULL | {"shuffle": RowShuffle(method="slime")}
 SOLVED = Outcomes(policy=PassRate(drop_above=0.9))
@@ -38,9 +38,9 @@ CALLBACKS: dict[str, Way] = {
     f"{READ_AHEAD}.source:ReadAhead._on_tokenized": Way(at=(1, 4)),
     f"{READ_AHEAD}.source:ReadAhead._send_next": Way(at=(1, 4, 9)),
     REPLY_TO_THE_INDEX: Way(FULL),
-    f"{READ_AHEAD}.windows.block_windows:BlockWindows._scan": Way(at=(1, 3)),
-    f"{READ_AHEAD}.windows.indexed_windows:IndexedWindows.more": Way(FULL),
-    f"{READ_AHEAD}.windows.indexed_windows:IndexedWindows._permutation": Way(SLIME),
-    f"{READ_AHEAD}.windows.indexed_windows:PlannedRows._packs_of": Way(PLANNED, at=(1, 2)),
-    f"{READ_AHEAD}.windows.stream_windows:StreamWindows._read": Way(source="stream"),
+    f"{READ_AHEAD}.windows:BlockWindows._scan": Way(at=(1, 3)),
+    f"{READ_AHEAD}.indexed_windows:IndexedWindows.more": Way(FULL),
+    f"{READ_AHEAD}.indexed_windows:IndexedWindows._permutation": Way(SLIME),
+    f"{READ_AHEAD}.indexed_windows:PlannedRows._packs_of": Way(PLANNED, at=(1, 2)),
+    f"{READ_AHEAD}.stream_windows:StreamWindows._read": Way(source="stream"),
 }

@@ -140,7 +140,7 @@ WAYS: dict[str, Way] = {
 @contextlib.contextmanager
 def small_cuts() -> Any:
     """What is cut by thousands of rows and bytes is cut by dozens. D is the same."""
-    modules = ("order.order", "read_ahead.windows.indexed_windows", "checkpoint.restore")
+    modules = ("order.order", "read_ahead.indexed_windows", "checkpoint.restore")
     with contextlib.ExitStack() as stack:
         for module in modules:
             import_module(f"asyncdata.{module}")  # first, as one that is imported later would keep the small number

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NUM_STEPS = 40
-DIVIDED = {"asyncdata.read_ahead.windows.block_windows._RANKS_AT_START": 1}
+DIVIDED = {"asyncdata.read_ahead.windows._RANKS_AT_START": 1}
 SOON = {
-    "asyncdata.read_ahead.windows.shared_scans._PATIENCE_S": 0.5,
-    "asyncdata.read_ahead.rank_calls._END_TIMEOUT_S": 0.5,
+    "asyncdata.read_ahead.ranks._PATIENCE_S": 0.5,
+    "asyncdata.read_ahead.ranks._END_TIMEOUT_S": 0.5,
     "asyncdata.core.threads._EXIT_TIMEOUT_S": 0.5,
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 from asyncdata.core.errors import SnapshotError
 from asyncdata.core.settings import Count, prepared
 from asyncdata.delivery.chunk import Ids, is_excluded
-from asyncdata.delivery.outcomes.policy import OutcomeTable, Policy
+from asyncdata.delivery.outcome_policy import OutcomeTable, Policy
 
 MAX_SCORE = 1e30
 """Larger scores, of either sign, are refused: their sums could not be stored."""

@@ -21,7 +21,7 @@ from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceErro
 from asyncdata.core.messages import Tokenize
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.read_ahead.calls import Calls
-from asyncdata.read_ahead.windows.base import OpenWindow, Windows, no_such_place
+from asyncdata.read_ahead.windows import OpenWindow, Windows, no_such_place
 from asyncdata.sources.stream import MAX_WINDOW_ROWS, Int32, Int64, Rows, RowStream, StreamOrder
 from asyncdata.workers.changes import Changes, Promise
 

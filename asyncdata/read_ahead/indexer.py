@@ -24,10 +24,9 @@ import numpy as np
 
 from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError, get_logger
 from asyncdata.core.messages import Failed, Index, Indexed, RowError, reason_mark
-from asyncdata.delivery.bad_rows import error_at, located, without_text
-from asyncdata.delivery.mass_drops import MassDrops
+from asyncdata.delivery.bad_rows import MassDrops, error_at, located, without_text
 from asyncdata.read_ahead.calls import checked
-from asyncdata.read_ahead.rank_calls import RankCalls, rank_answers
+from asyncdata.read_ahead.ranks import RankCalls, rank_answers
 from asyncdata.sources.spool import is_whole, part_path
 from asyncdata.workers.base import Crashed
 from asyncdata.workers.changes import Changes
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
     from asyncdata.core.types import SourceLocation
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.read_ahead.calls import Calls
-    from asyncdata.read_ahead.row_index.index_file import IndexFile
-    from asyncdata.read_ahead.row_index.row_index import RowIndex
+    from asyncdata.read_ahead.index_file import IndexFile
+    from asyncdata.read_ahead.row_index import RowIndex
     from asyncdata.sources.base import Blocks
 
 

@@ -18,7 +18,6 @@ from asyncdata.core.messages import Column, Data, RowError, Tokenized, Unread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncdata.read_ahead.windows.base import Int64
 
 _SUMS = "\0token_sums"
 """The name of a column that no tokenize function can give."""
@@ -30,6 +29,7 @@ _SHORT_BYTES = 96
 _TEXT, _SAMPLE, _NO_SAMPLE = 0, 1, 2
 _NO_VALUES = Column(b"", b"")
 Kinds = np.ndarray[Any, np.dtype[np.int8]]
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncdata.batching.planned import PlannedEpoch, PlannedOrder, packs_of, refuse_too_many
-from asyncdata.batching.rules import Dealt
+from asyncdata.batching.planned import Dealt, PlannedEpoch, PlannedOrder, packs_of, refuse_too_many
 from asyncdata.core.errors import AsyncDataError, ConfigError, get_logger
 from asyncdata.core.messages import (
     NO_SLOT,
@@ -26,13 +25,13 @@ from asyncdata.core.messages import (
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.order.order import ROWS_PER_WINDOW, RowOrder, Share, row_of_epoch
 from asyncdata.read_ahead.calls import Calls
-from asyncdata.read_ahead.windows.base import Feed, Int32, Int64, OpenWindow, Windows, no_such_place
+from asyncdata.read_ahead.windows import Feed, Int32, Int64, OpenWindow, Windows, no_such_place
 from asyncdata.workers.changes import Promise
 
 if TYPE_CHECKING:
     from asyncdata.batching.packs import Int64, Packs
-    from asyncdata.read_ahead.row_index.builder import Indexer
-    from asyncdata.read_ahead.row_index.row_index import Places, RowIndex
+    from asyncdata.read_ahead.indexer import Indexer
+    from asyncdata.read_ahead.row_index import Places, RowIndex
     from asyncdata.sources.base import Blocks
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from asyncdata.loader.loader_media import LoaderMedia
     from asyncdata.loader.opened_source import OpenedPart
 
+
 Batch = tuple[Any, ...]
 """One batch, or empty if samples form no batch."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Ints = np.ndarray[Any, np.dtype[np.int64]]
     Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 _SAME = 1e-10
 """A mean that is below a limit by less than this part of it is at the limit: 0.7 + 0.7 + 0.7 is less than 2.1."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
+
 _MAGIC = b"asyncdata index 2\n"
 _FRAME = struct.Struct("<II8s")
 _ROW_BYTES = 12

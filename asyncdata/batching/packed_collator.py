@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.batching.collators.base import (
+from asyncdata.batching.collators import (
     IGNORE,
     Batch,
     Document,
@@ -26,7 +26,7 @@ from asyncdata.batching.collators.base import (
     needed_dummy,
     source_ids,
 )
-from asyncdata.batching.collators.torch_tensors import sequence_context, to_torch
+from asyncdata.batching.torch_tensors import sequence_context, to_torch
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import Description
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, by_reason
 from asyncdata.order.order import TorchGenerator
-from asyncdata.read_ahead.row_index.index_file import rows_of
+from asyncdata.read_ahead.index_file import rows_of
 
 if TYPE_CHECKING:
     from asyncdata.core.errors import AsyncDataError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from asyncdata.core.types import SourceLocation
     from asyncdata.order.shuffle import RowShuffle
     from asyncdata.sources.base import Blocks
+
 
 _NO_OBJECT = 2
 _CHUNK = 1 << 16
@@ -120,7 +121,7 @@ class RowIndex:
     def adopt(self, rows: np.ndarray[Any, np.dtype[np.int32]]) -> bool:
         """Keep no copy of the first rows, which ``rows`` are if they are equal; return whether none is left in memory.
 
-        :param rows: as by :func:`~asyncdata.read_ahead.row_index.index_file.rows_of`, mapped; more than before.
+        :param rows: as by :func:`~asyncdata.read_ahead.index_file.rows_of`, mapped; more than before.
         """
         (kept, in_memory), stop = self._rows, min(len(rows), self.num_found)
         num_more = stop - len(kept)

@@ -1,1 +1,0 @@
-"""Documents of tokens to the arrays of a batch, in numpy; torch tensors on request."""

@@ -1,1 +1,0 @@
-"""The iterators of one epoch: samples, packs made online, planned packs."""

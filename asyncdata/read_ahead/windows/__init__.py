@@ -1,1 +1,0 @@
-"""The rows that are read and shuffled together, one kind for each way of reading."""
