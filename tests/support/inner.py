@@ -45,7 +45,6 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "work_before_an_audit_s": "tokenization.encoders.text_encoder.WORK_BEFORE_AUDIT_S",
         # Functions and classes
         "arrow_writer": "sources.arrow.huggingface.write_arrow",
-        "clock_of_a_handler": "workers.request_handler.time",
         "clock_of_waits": ("delivery.coordinator.time", "read_ahead.mixture.time"),
         "cpus_of_a_loader": "loader.opening.num_usable_cpus",
         "demo_delivers": "cli.run._delivered",

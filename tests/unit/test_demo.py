@@ -133,7 +133,8 @@ def test_a_killed_and_resumed_run_is_the_uninterrupted_one(tmp_path, capsys, in_
     assert 0 < second.header.samples < 2 * NUM_ROWS
 
 
-@pytest.mark.parametrize("options", [[], pytest.param(["--json"], marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_demo_with_a_difference_is_status_1_and_its_numbers_are_there_for_programs(
     monkeypatch, capsys, in_a_hurry, options
 ):
@@ -162,7 +163,11 @@ def test_a_demo_with_a_difference_is_status_1_and_its_numbers_are_there_for_prog
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"_KILL_AT": 2.0, "_RUN_S": 0.1}, "the run was over before it could be killed; try more --rows"),
+        pytest.param(
+            {"_KILL_AT": 2.0, "_RUN_S": 0.1},
+            "the run was over before it could be killed; try more --rows",
+            marks=pytest.mark.thorough,
+        ),
         (
             {"tokenizer_folder": lambda: "/no/such/folder"},
             "a run ended with exit status 1: asyncdata: ConfigError: AD413 tokenizer '/no/such/folder'",

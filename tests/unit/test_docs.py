@@ -289,6 +289,7 @@ def declared_and_documented() -> dict[str, tuple[list[str], list[str]]]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=name_of)
 def test_the_reference_in_the_repository_is_that_of_the_code(page):
     text = page.read_text(encoding="utf-8")

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.thorough
 def test_each_promise_is_held_by_an_integration_test_of_the_quick_selection():
     pattern = re.compile(r"`(tests/integration/[\w/]+\.py::[\w:]+)`")
     page = (ROOT / "docs/explanation/reliability.md").read_text(encoding="utf-8")

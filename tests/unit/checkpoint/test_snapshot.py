@@ -146,6 +146,13 @@ class TestDescribe:
             "parts": {},
         }
 
+    def test_samples_of_any_make_are_counted(self):
+        made = [{"__samples__": {"num_samples": 2, "num_tokens": 5}}, {"__samples__": [{"tokens": [3]}, 1]}]
+        odd = Snapshot(position=(0, 0, 0), buffer=[[{"tokens": [1, 2]}, {"tokens": "?"}, {}, *made]])
+        summary = describe(odd)
+        assert (summary["num_buffered_samples"], summary["num_buffered_tokens"]) == (7, 8)
+        assert summary["fingerprints"] == {"data": None}
+
     def test_of_a_file_its_size_and_time_are_told_too(self, tmp_path):
         before = time.time()
         num_bytes = save(tmp_path / "s", FULL)

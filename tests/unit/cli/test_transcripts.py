@@ -20,6 +20,7 @@ from tests.support.html_page import read_page
 from tests.support.pages import HOME, blocks_of, is_printed, run_block, run_command
 
 PAGES = sorted((Path(__file__).parents[2] / "transcripts").glob("*.md"))
+LONG = ("mixtures", "places", "turns")
 _USAGE = re.compile(r"\AUsage: .*\n(?: .*\n)*Try .*\n\n")
 _COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
@@ -52,7 +53,10 @@ def said_by(command, folder):
     return told.replace(str(folder), HOME).replace("\x1b", "␛") + (f"[exit status {status}]\n" if status else "")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=pytest.mark.thorough if page.stem in LONG else ()) for page in PAGES],
+)
 def test_the_commands_of_a_transcript_print_what_stands_below_them(page, folder):
     names: dict[str, Any] = {}
     for block in blocks_of(page):

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 
 from asyncdata import Position, Sample, SourceLocation, Status
+from tests.support.examples import in_ci
 from tests.support.parts import SampleRange
 
 LAZY = ("prompt", "tokens", "label", "metadata", "extra", "position", "source")
@@ -190,6 +191,7 @@ json_values = st.recursive(
 )
 
 
+@in_ci(max_examples=40)
 @given(
     tokens=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9), label=json_values,
     extra=st.dictionaries(st.text(max_size=5), json_values, max_size=3), status=st.sampled_from(Status),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
+from unittest.mock import Mock
 
 import pytest
 
@@ -109,6 +110,18 @@ def test_what_is_not_surely_left_stays(place, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(place))
     TemporaryFolder("rows").close()
     assert set(place.iterdir()) == {*kept, target, file}
+
+
+@pytest.mark.parametrize("lacks", ["a name of the machine", "locks"])
+def test_there_it_is_removed_by_its_owner(place, monkeypatch, lacks):
+    if lacks == "locks":
+        monkeypatch.setattr("asyncdata.core.files.lock", Mock(side_effect=OSError("no locks available")))
+    else:
+        monkeypatch.setattr("asyncdata.core.files._BOOT_ID", "/of no machine")
+    folder = TemporaryFolder("rows")
+    assert list(place.iterdir()) == [Path(folder.path)]
+    folder.close()
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize(

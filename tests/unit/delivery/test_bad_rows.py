@@ -10,8 +10,9 @@ import tracemalloc
 import pytest
 from structlog.testing import capture_logs
 
+from asyncdata import SourceLocation
 from asyncdata.errors import BadRowError, QuarantineError
-from tests.support.parts import Quarantine, read_quarantine
+from tests.support.parts import Quarantine, RowError, bad_row_error, read_quarantine
 
 PLACE = {"path": "/rows", "line": 3, "byte_offset": 9}
 ERROR = BadRowError("AD101", "cut off \u00fc", **PLACE, excerpt='{"a', traceback="long")
@@ -123,3 +124,10 @@ def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
     assert peak < 8 << 20
     assert [entry.line for entry in found.entries] == [7]
     assert found.num_unreadable == 1
+
+
+def test_a_file_that_is_gone_does_not_hide_what_is_wrong_with_the_row(tmp_path):
+    place = SourceLocation(f"{tmp_path}/gone", 10, 8)
+    error = bad_row_error(place, RowError(1, "AD423", "a worker died"))
+    assert (error.line, error.byte_offset, error.excerpt) == (None, 10, "")
+    assert str(error) == f"AD423 {place.path} (byte 10): a worker died"

@@ -22,6 +22,7 @@ from tests.support.parts import (
     RowError,
     RowIndex,
     cache_folder,
+    hold_rows,
     make_room,
     part_path,
     rows_of,
@@ -183,6 +184,37 @@ def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_pat
     removed = make_room(str(folder), max_bytes, identity(keep))
     assert names(folder) == {identity(number) for number in expected}
     assert sum(index.num_bytes for index in removed) == sum(sizes.values()) - left
+
+
+def test_another_process_reads_and_does_not_write(tmp_path):
+    with opened(tmp_path) as first:
+        first.append(PARTS[0])
+        with opened(tmp_path) as second:
+            assert list(second.parts()) == [PARTS[0]]
+            second.append(PARTS[1])
+            second.finish()
+            first.append(PARTS[2])
+            first.finish()
+            second.read_on()
+            expected = [*rows_of(PARTS[0]).tolist(), *rows_of(PARTS[2]).tolist()]
+            assert second.rows.tolist() == first.rows.tolist() == expected
+    assert read(tmp_path) == [PARTS[0], PARTS[2]]
+
+
+@pytest.mark.parametrize("in_use", ["written", "read in single rows"])
+def test_one_that_is_in_use_stays(tmp_path, in_use):
+    make(str(tmp_path), 1, rows=10, used_s=1)
+    make(str(tmp_path), 2, used_s=2)
+    if in_use == "written":
+        writer = IndexFile(str(tmp_path), identity(1))
+        os.utime(writer.path, (1, 1))
+    else:
+        held = hold_rows(f"{tmp_path}/{identity(1)}.rows")
+    make_room(str(tmp_path), 1, keep="")
+    assert names(tmp_path) == {identity(1)}
+    writer.close() if in_use == "written" else os.close(held)
+    make_room(str(tmp_path), 1, keep="")
+    assert names(tmp_path) == set()
 
 
 def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tmp_path):

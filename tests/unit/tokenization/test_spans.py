@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
+from tests.support.examples import in_ci
 from tests.support.parts import Offsets, encode_spans, place_cut, token_spans, trained_tokens
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def is_in(token: Span, block: Span) -> bool:
     return all(block[0] <= place < block[1] for place in range(start, stop))
 
 
+@in_ci(max_examples=50)
 @given(offsets=tilings(), blocks=span_lists())
 def test_a_token_is_trained_if_all_its_characters_are_in_one_block(offsets, blocks):
     spans = token_spans(Offsets.of(offsets), blocks)
@@ -63,6 +65,7 @@ def begins(token: Span, block: Span, text: str) -> bool:
     return token[0] < block[0] < token[1] <= block[1] and text[token[0] : block[0]].isspace()
 
 
+@in_ci(max_examples=50)
 @example(offsets=[(0, 1), (1, 2), (2, 5), (5, 6), (6, 9)], blocks=[(3, 7)], text="a" * 64)
 @given(offsets=tilings(), blocks=span_lists(), text=st.text("ab ", min_size=64, max_size=64))
 def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import Sample
+from tests.support.examples import in_ci
 from tests.support.parts import from_record, groups_of, resolve_sample_type, to_record
 from tests.support.peers.checkouts import module_of, stand_ins
 from tests.support.peers.records import cases_of
@@ -154,6 +155,7 @@ def restored(sample, kind=SlimeSample):
     return from_record(json.loads(json.dumps(to_record(sample))), kind)
 
 
+@in_ci(max_examples=40)
 @given(values=st.dictionaries(st.sampled_from(FIELDS), PLAIN))
 def test_a_record_of_any_plain_values_comes_back_as_it_was(values):
     sample = SlimeSample()

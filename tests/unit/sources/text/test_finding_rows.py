@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from asyncdata import JsonArraySource
 from asyncdata.errors import SourceError
 from asyncdata.sources import json_array
+from tests.support.examples import in_ci
 from tests.support.inner import change
 from tests.support.parts import (
     ArrayReader,
@@ -224,6 +225,7 @@ arrays = st.builds(
 )
 
 
+@in_ci(max_examples=40)
 @given(array=arrays, first=cuts, second=cuts, limit=st.integers(1, 30), data=st.data())
 def test_elements_are_the_rows_of_an_array_that_comes_in_pieces_and_goes_on_at_any_place(
     array, first, second, limit, data
@@ -296,6 +298,7 @@ def elements_of(reader: ArrayReader, blocks: ArrayBlocks, number: int, num_bytes
     return [(block.start + offset, n, bytes(found.data[s : s + n]) if s >= 0 else b"") for s, n, offset in rows]
 
 
+@in_ci(max_examples=40)
 @given(st.data(), arrays, st.integers(1, 50), st.integers(1, 80), st.integers(1, 60))
 def test_blocks_in_any_order_have_the_elements_of_the_array(
     tmp_path_factory, data, array, block_bytes, piece_bytes, limit
@@ -318,6 +321,7 @@ def test_blocks_in_any_order_have_the_elements_of_the_array(
         assert seen in (element, b"")
 
 
+@in_ci(max_examples=40)
 @given(
     arrays, st.sampled_from([b",", b"]", b"}", b"", b"x", b'"']), st.floats(0, 1), st.integers(1, 60),
     st.integers(1, 80),

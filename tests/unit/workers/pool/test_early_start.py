@@ -53,8 +53,7 @@ def test_the_tokenize_function_is_loaded_before_the_first_call_and_only_once(pat
     assert not server.is_running()
 
 
-@pytest.mark.parametrize(("progress", "num_threads"), [("none", 1), ("log", 2)])
-@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize(("progress", "num_threads", "is_closed"), [("none", 1, True), ("log", 2, False)])
 def test_a_loader_that_never_starts_leaves_no_process_and_no_thread(path, progress, num_threads, is_closed):
     loader = DataLoader(path, tokenize_fn=row_id, num_workers=2, progress=progress)
     assert len(own_threads()) == num_threads
