@@ -47,10 +47,12 @@ def raw_encoder(tokenizer: str, backend: str) -> Any:
         import gigatoken
 
         return partial(gigatoken.Tokenizer(path).encode_batch, parallel=False)
+
     if backend == "fastokens":
         import fastokens
 
         return fastokens.Tokenizer.from_file(path).encode_batch_flat
+
     from tokenizers import Tokenizer
 
     return partial(Tokenizer.from_file(path).encode_batch_fast, add_special_tokens=False)

@@ -37,18 +37,21 @@ class Contestant(NamedTuple):
         """An epoch in batches of 32, or its first rows: first batch, steady rate, rate end to end, memory."""
         if not self.peer:
             return bench.probe("contest", watched=True, num_rows_at_most=num_rows_at_most, **self._ours(bench, path))
+
         return self._run("epoch", bench, path, watched=True, num_rows_at_most=num_rows_at_most, **more)
 
     def paced(self, bench: Bench, path: str, rows_per_s: float, seconds: float) -> dict[str, float]:
         """``called_share``: the part of its time that a trainer which wants so many rows is in calls for them."""
         if not self.peer:
             return bench.probe("data_wait", rows_per_s=rows_per_s, seconds=seconds, **self._ours(bench, path))
+
         return self._run("paced", bench, path, rows_per_s=rows_per_s, seconds=seconds)
 
     def first_batch(self, bench: Bench, path: str) -> dict[str, float]:
         """Seconds from the first statement to the first batch."""
         if not self.peer:
             return bench.probe("first_batch", **self._ours(bench, path))
+
         return self._run("first_batch", bench, path)
 
     def save(self, bench: Bench, path: str, state: str, percents: list[int], num_rows: int, folder: str) -> None:
@@ -56,12 +59,14 @@ class Contestant(NamedTuple):
         if not self.peer:
             bench.probe("make_snapshots", snapshot=state, percents=percents, **self._ours(bench, path))
             return
+
         self._run("save", bench, path, folder=folder, state=state, percents=percents, num_rows=num_rows)
 
     def resume(self, bench: Bench, path: str, state: str, folder: str) -> dict[str, float]:
         """Seconds from the first statement to the first batch after a restore."""
         if not self.peer:
             return bench.probe("resume", snapshot=state, **self._ours(bench, path))
+
         return self._run("resume", bench, path, folder=folder, state=state)
 
     def _ours(self, bench: Bench, path: str) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def _words() -> tuple[list[str], list[str]]:
     for path in sorted(root.rglob("*.py")):
         if left_out & set(path.relative_to(root).parts):
             continue
+
         text = path.read_text(encoding="utf-8", errors="replace")
         sources += text.split()
         tree = ast.parse(text)
@@ -95,6 +96,7 @@ def prompts(folder: Path, num_megabytes: int) -> Path:
     if num_megabytes > MAX_FRESH_MB and not path.exists():
         data = prompts(folder, _REPEATED_MB).read_bytes()
         return made(path, (data for _ in range(num_megabytes * 1_000_000 // len(data))))
+
     rows = (
         {"input": _text(rng), "label": str(number % 97), "metadata": {"number": number, "source": "docstrings"}}
         for number in count()
@@ -113,6 +115,7 @@ def _translated(text: str, language: str) -> str:
     if language in _WORD_SIGNS:
         first, number = _WORD_SIGNS[language]
         return "".join(chr(first + crc32(word.encode()) % number) for word in text.split())
+
     first, number = _ALPHABETS.get(language, (ord("a"), 26))
     return text.lower().translate({ord("a") + letter: first + letter % number for letter in range(26)})
 
@@ -178,10 +181,13 @@ def _piece(rng: random.Random, special_tokens: list[str]) -> str:
     kind = rng.randrange(6)
     if kind == 0 and special_tokens:
         return rng.choice(special_tokens)
+
     if kind == 1:
         return rng.choice(" \t\n\r'.,-_") * rng.randrange(1, 12)
+
     if kind == 2:
         return rng.choice(_words()[0])
+
     first, last = (0x20, 0x2FFF) if kind == 3 else (0x20, 0x1FFFF) if kind == 4 else (0x300, 0x36F)
     points = (rng.randrange(first, last) for _ in range(rng.randrange(1, 6)))
     return "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)

@@ -74,10 +74,12 @@ class HfStreaming:
 def source(contestant: str, path: str, tokenizer: str) -> Any:
     if contestant == "hf":
         return HfStreaming(path, tokenizer)
+
     if contestant == "slime":
         from slime.rollout.data_source import RolloutDataSourceWithBuffer
 
         return RolloutDataSourceWithBuffer(slime_args(path, tokenizer))
+
     from asyncdata.integrations.slime import AsyncDataSource
 
     ours = {"asyncdata_order": contestant, "asyncdata_num_workers": 2, "asyncdata_cache": {"folder": ""}}

@@ -146,6 +146,7 @@ def measure(side: str, epoch: bool = False, **settings: Any) -> dict[str, float]
     """Seconds from the first statement to the first batch; with ``epoch``, to the end of an epoch as well."""
     if "cache" in settings:
         return steady(side, **settings)
+
     with tempfile.TemporaryDirectory() as cache:
         made = SIDES[side](cache=cache, **settings)
         batches = iter(made)

@@ -161,5 +161,6 @@ def test_what_is_delivered_is_what_was_there_at_the_start(tmp_path, way, change,
     chance = random.Random(f"{way} {change} {num_workers}")
     paths = [tmp_path / str(number) / WAYS[way].name for number in range(ROUNDS)]
     outcomes = [under_change(path, WAYS[way], change, chance, num_workers) for path in paths]
+
     record("IO", f"{way} {change}", faults=ROUNDS, lost=0, repeated=0, unnamed=0)
     say(f"{way} {change}: {' '.join(outcomes)}")

@@ -185,6 +185,7 @@ def test_an_actor_leaves_no_process_however_it_ends(tmp_path, monkeypatch):
     with Program.of("ends", {**settings, "place": str(write_rows(tmp_path / "rows.jsonl", 1000))}) as program:
         program.said()
         program.assert_gone()
+
     assert {way: whats_told(tmp_path / way / "run") for way in RAY} == {way: (told,) for way, told in RAY.items()}
 
 
@@ -219,6 +220,7 @@ def exits(said: str) -> dict[int, int]:
 
 def test_a_finished_job_succeeds_however_its_ranks_end(tmp_path):
     status, said, logs = job(tmp_path, 2 * len(TORCHRUN), *TORCHRUN)
+
     assert status == 0, said + "\n".join(logs)
     assert all("done" in log for log in logs)
     assert not any("AD486" in log or "scans.not_shared" in log for log in logs), "\n".join(logs)
@@ -227,6 +229,7 @@ def test_a_finished_job_succeeds_however_its_ranks_end(tmp_path):
 @pytest.mark.parametrize(("way", "codes"), [("raises", {0: 1}), ("killed", {1: -9})])
 def test_a_rank_that_fails_is_the_only_one_that_aborts_the_job(tmp_path, way, codes):
     status, said, logs = job(tmp_path, 2, way)
+
     assert status == 1
     assert {rank: code for rank, code in exits(said).items() if code != -15} == codes, said + "\n".join(logs)
     assert way == "raises" or "done" in logs[0], "it makes all samples itself"
@@ -234,6 +237,7 @@ def test_a_rank_that_fails_is_the_only_one_that_aborts_the_job(tmp_path, way, co
 
 def test_a_rank_that_waits_for_a_stuck_one_ends_with_its_own_status_and_says_so(tmp_path):
     status, said, logs = job(tmp_path, 3, "stuck")
+
     assert status == 1
     assert {rank: code for rank, code in exits(said).items() if rank != 1} == {0: 3, 2: 3}, said + "\n".join(logs)
     for rank in (0, 2):

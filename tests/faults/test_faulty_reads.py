@@ -119,6 +119,7 @@ def test_short_and_slow_reads_change_nothing(way, how):
     assert len(expected) == NUM_ROWS * EPOCHS
     with faulty(how) as reads:
         assert all_of(source, **knobs) == expected
+
     assert reads.num_faults > 0
     record("IO", f"{how} reads", faults=reads.num_faults, lost=0, repeated=0)
 

@@ -161,6 +161,7 @@ def tokens_of(samples: list[Sample]) -> list[list[int]]:
 def test_the_mark_is_left_by_what_runs(tmp_path):
     made = Hostile(tmp_path, seed=1)
     exec(compile(made.code, "hostile", "exec"), {})  # noqa: S102 - to show that the others would be seen
+
     assert made.mark.exists()
 
 
@@ -171,6 +172,7 @@ def test_no_row_runs_anything_and_each_is_a_sample_or_counted(hostile, small_tok
     chat = PromptTokenizeFn(str(small_tokenizer), label_key="label", apply_chat_template=True)
     policy = {"bad_rows": {"policy": "quarantine", "max": ROUNDS, "path": f"{path}.bad"}}
     found, now = deliver(path, chat, num_workers=num_workers, **policy)
+
     assert len(found) + sum(now.dropped_total.values()) == ROUNDS
     assert len(found) > ROUNDS / 3
     assert now.bad_rows_total > ROUNDS / 30

@@ -49,6 +49,7 @@ def test_a_storm_of_keyboard_interrupts(path, knobs, most):
     # An interrupt that comes while coverage notes a line leaves its lock held for good.
     with Program.of("trainers", settings, is_measured=False) as program:
         seen = json.loads(program.said(600).splitlines()[-1])
+
     assert seen["raised"] >= ROUNDS
     assert seen["restarts"] == 0
     check(path, seen["found"], f"KeyboardInterrupt, up to {most} at once, {knobs}", seen["raised"])

@@ -75,6 +75,7 @@ def kill_trainer(folder, doing: str, chance: random.Random, *, forks: bool = Fal
 def test_no_worker_outlives_the_trainer(tmp_path, doing):
     chance = random.Random(doing)
     seen = [kill_trainer(tmp_path / str(number), doing, chance) for number in range(KILLS)]
+
     num_workers, slowest = sum(number for number, _ in seen), max(seconds for _, seconds in seen)
     record("R7", doing, kills=KILLS, processes=num_workers, left=0, gone_s=slowest)
     assert num_workers >= KILLS
@@ -84,5 +85,6 @@ def test_no_worker_outlives_the_trainer(tmp_path, doing):
 def test_no_worker_outlives_the_trainer_for_a_child_that_it_has_forked(tmp_path, doing):
     """The child has all that the trainer had: its ends of the workers' sockets, and of the pipe that tells its end."""
     num_workers, seconds = kill_trainer(tmp_path / "fork", doing, random.Random(0), forks=True)
+
     assert num_workers == 3, "two workers and the fork server"
     record("R7", f"{doing}, a forked child lives on", kills=1, processes=num_workers, left=0, gone_s=seconds)

@@ -80,5 +80,6 @@ def test_a_lost_cluster_ends_a_call_without_a_timeout_by_an_error(path, process)
     settings = {"do": "without_a_cluster", "path": str(path), "process": process}
     with Program.of("trainers", settings, own_group=True) as trainer:
         said = trainer.said()
+
     assert "AD498 the Ray cluster is lost" in said, said
     assert said.splitlines()[-1] == "closed"

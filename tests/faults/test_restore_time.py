@@ -63,4 +63,5 @@ def test_a_snapshot_hardly_stops_the_trainer(path):
             began = time.monotonic()
             loader.state_dict()
             pauses.append(1000 * (time.monotonic() - began))
+
     record("R12", "state_dict()", pause_ms=statistics.median(pauses))

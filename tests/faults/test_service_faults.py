@@ -103,6 +103,7 @@ def test_a_fault_in_a_callback_ends_every_call(path, at, num_workers, opened, mo
     fault = Fault(monkeypatch, path, at)
     loader = opened(way, num_workers)
     before = loader.state_dict()
+
     found = outcomes(partial(drain, loader), partial(drain, loader))
     assert fault.has_come
     assert all("injected" in text for text in found), found
@@ -114,6 +115,7 @@ def test_a_fault_in_a_callback_ends_every_call(path, at, num_workers, opened, mo
 def test_a_call_that_waits_for_the_number_of_rows_ends_too(opened, monkeypatch):
     fault = Fault(monkeypatch, REPLY_TO_THE_INDEX, 1)
     loader = opened(Way(FULL))
+
     found = outcomes(loader.num_rows, loader.num_rows, lambda: loader.seek(0, 3))
     assert fault.has_come
     assert all("injected" in text for text in found), found

@@ -45,6 +45,7 @@ def test_a_row_is_not_lost_for_want_of_anything(path, short, what, num_workers):
         found = ids(loader.get_next_batch(NUM_ROWS))
         until(lambda: loader.statistics().worker_restarts_total == sum(log["event"] == "worker.short" for log in logs))
         now = loader.statistics()
+
     assert found == ROWS
     assert (now.bad_rows_total, now.dropped_total) == (0, {})
     assert len(list(path.with_name("tries").iterdir())) >= 5
@@ -105,6 +106,7 @@ def test_a_shortage_that_lasts_names_the_row(path, short, monkeypatch, what, kno
     told = f"^AD426 {path}:14 "
     with short(what, LASTS, num_workers=1, **knobs) as loader, pytest.raises(WorkerError, match=told) as caught:
         loader.get_next_batch(NUM_ROWS)
+
     assert what == "memory" or "No space left on device" in str(caught.value)
     assert "the helper file" not in str(caught.value)
 

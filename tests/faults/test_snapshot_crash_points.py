@@ -134,6 +134,7 @@ def verify(path: str, new: int, *, links: bool) -> int:
 def test_killed_at_any_call_the_old_or_the_new_one_is_there(tmp_path):
     with Program(__file__, str(tmp_path / "work")) as program:  # this process has threads, and must not fork
         found = json.loads(program.said(600).splitlines()[-1])
+
     record("R4", "each call", deaths=found["deaths"], unreadable=0, too_old=0)
     assert found["deaths"] >= 1000
     assert found["gaps"] > 0, "without hard links there is a moment of path.1 alone: this test must have met it"

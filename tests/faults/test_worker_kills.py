@@ -118,6 +118,7 @@ def test_kill_9_of_workers_and_fork_servers_at_random_instants_loses_nothing(pat
         killer = Killer(loader, ROUNDS, 7, victims)
         found = killer.stream()
         restarts = loader.statistics().worker_restarts_total
+
     check(path, found, f"kill -9 of {victims.__name__}", killer.num_sent)
     assert killer.num_sent == ROUNDS
     assert restarts <= 3 * ROUNDS
@@ -146,6 +147,7 @@ def test_kill_9_of_all_that_start_ends_when_the_kills_do(path, monkeypatch):
         killer = Killer(loader, DENSE_KILLS, 0, None)
         found = killer.stream()
         restarts = loader.statistics().worker_restarts_total
+
     check(path, found, "kill -9 of all that start", killer.num_sent)
     assert killer.num_sent >= DENSE_KILLS
     assert restarts > 3
@@ -157,4 +159,5 @@ def test_a_stopped_worker_is_replaced(path):
         found = killer.stream()
         while loader.statistics().worker_restarts_total == 0:
             found += [entry(sample) for sample in loader.get_next_batch(100)]
+
     check(path, found, "SIGSTOP", killer.num_sent)

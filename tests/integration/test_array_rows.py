@@ -79,6 +79,7 @@ def test_an_array_has_the_order_of_its_rows_as_lines(tmp_path, shuffle, layout):
 
 def test_no_more_is_read_than_the_first_rows_where_only_they_are_asked_for(path):
     os.truncate(path, 30 * 700)
+
     with loader(path, RowShuffle(stop=8)) as data:
         assert sorted(ids(data.get_next_batch(8))) == list(range(8))
         assert data.num_rows() == 8
@@ -87,6 +88,7 @@ def test_no_more_is_read_than_the_first_rows_where_only_they_are_asked_for(path)
 def test_an_element_that_is_too_long_is_a_bad_row(path):
     source = JsonArraySource(str(path), max_row_bytes=300)
     short = [row["id"] for row in ROWS if len(json.dumps(row, separators=(",", ":"))) <= 300]
+
     with loader(source, RowShuffle(method="none"), bad_rows="skip", epochs=1, batch_size=10) as data:
         assert [number for batch in data for number in ids(batch)] == short
         assert data.statistics().dropped_total == {"bad row AD108": NUM_ROWS - len(short)}
@@ -94,5 +96,6 @@ def test_an_element_that_is_too_long_is_a_bad_row(path):
 
 def test_a_compressed_array_is_refused_as_compressed_lines_are(tmp_path):
     path = write(tmp_path / "rows.json.gz", gzip.compress(LAYOUTS["compact"]()))
+
     with pytest.raises(ConfigError, match=r"rows\.json\.gz can only be read from front to back, and this shuffle"):
         loader(path)

@@ -51,6 +51,7 @@ def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path, face, bac
     with capture_logs(), face(path, **settings) as loader:
         found = [number for _ in range(2) for batch in loader for number in ids(batch)]
         num_workers = loader.statistics().num_workers
+
     assert found == order_of(path, 2)
     assert num_workers == 3
 
@@ -60,6 +61,7 @@ def test_what_is_given_is_not_tuned(path, monkeypatch):
     with DataLoader(path, **knobs(num_workers=1, buffer_size=20)) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS)) == order_of(path)
         now = loader.statistics()
+
     assert (now.num_workers, now.capacity_samples) == (1, 20)
 
 

@@ -28,6 +28,7 @@ def test_bad_rows_beyond_the_budget_are_told_once_however_often_calls_fail(path,
 def test_a_row_that_kills_workers_does_so_a_few_times_and_no_more(tmp_path):
     """Here it is one of the fixed rows, too, that are to show whether the tokens are the same after a resume."""
     path = write_rows(tmp_path / "rows.jsonl", 1000, {0: {"do": "die"}})
+
     with make(path, worker_fns.as_told, num_workers=2, bad_rows="skip", buffer_size=50, epochs=1) as loader:
         assert sorted(ids(loader.get_next_batch(999))) == list(range(1, 1000))
         assert loader.statistics().worker_restarts_total <= 2 + 3 * 2
@@ -39,6 +40,7 @@ def test_a_row_that_kills_a_batch_is_told_from_the_row_that_was_read_last(path, 
     """A tokenizer reads row by row, and says so, and then encodes all at once."""
     expected = order_of(path)
     description = worker_fns.ReadsThenEncodes(what)
+
     with make(path, description, num_workers=1, bad_rows="skip", epochs=1, limits=Limits(row_timeout_s=0.5)) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS - 1)) == [number for number in expected if number != 13]
         assert loader.statistics().bad_rows_total == 1

@@ -75,7 +75,9 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next(path, monkeypatch)
         patch.setattr(service_of(loader), "close", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             loader.close()
+
     loader.close()
+
     assert not is_alive(loader)
 
 

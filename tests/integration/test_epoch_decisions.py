@@ -91,6 +91,7 @@ def test_media_that_are_still_loaded_belong_to_the_epoch_before(tmp_path, worker
     path = planned_media.write_rows(tmp_path / "rows.jsonl", dict.fromkeys(range(0, 60, 7), "slow"))
     settings = {"tokenize_fn": NumberedMedia(), "num_workers": workers, "batch_size": 4}
     found = alone(path, 26, limits=Limits(max_media_bytes=48), **settings)
+
     entries = [entry for step in found for entry in step]
     assert sorted(row for _, epoch, row in entries if epoch == 1) == list(range(0, 60, 2))
     assert {row for _, epoch, row in entries if epoch == 2} <= {row for row in range(60) if row % 2 == 0 and row % 5}
@@ -101,6 +102,7 @@ def test_media_of_a_mixture_on_ranks_change_nothing(tmp_path):
     sizes = {"few": 17, "many": 60}
     paths = {name: planned_media.write_rows(tmp_path / f"{name}.jsonl", slow, size) for name, size in sizes.items()}
     mix, settings = Mix(paths), {"tokenize_fn": NumberedMedia(), "limits": Limits(max_media_bytes=48)}
+
     wanted = alone(mix, 25, tokenize_fn=NumberedMedia())
     assert alone(mix, 25, **settings) == wanted
     assert on_ranks(2, mix, 25, **settings) == wanted
@@ -208,4 +210,5 @@ def test_a_part_whose_turn_comes_while_a_call_waits_begins_its_next_epoch(tmp_pa
 def test_only_one_rank_takes_states_where_epochs_are_shorter_than_a_batch(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", 7)
     mix = Mix({"few": path, "many": write_rows(tmp_path / "many.jsonl", 61)})
+
     assert on_ranks(2, mix, 20, lambda rank, loader, _: rank or loader.state_dict()) == alone(mix, 20)

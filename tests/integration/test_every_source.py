@@ -86,6 +86,7 @@ def state_after(source: Any, number: int, **knobs: Any) -> dict[str, Any]:
 @each_way
 def test_every_epoch_has_every_row_once_and_another_seed_is_another_order(written, shuffle):
     seen = first(written.source, 3 * NUM_ROWS, shuffle=shuffle)
+
     epochs = [seen[number * NUM_ROWS : (number + 1) * NUM_ROWS] for number in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(NUM_ROWS))] * 3
     if shuffle is False:
@@ -100,6 +101,7 @@ def test_a_row_is_the_row_that_was_written(written):
     rows = make_rows(NUM_ROWS)
     with make(written.source, id_and_text) as loader:
         samples = loader.get_next_batch(NUM_ROWS)
+
     assert [sample.tokens.tolist() for sample in samples] == [
         [number, *map(ord, rows[number]["pad"])] for number in ids(samples)
     ]
@@ -109,6 +111,7 @@ def test_a_row_is_the_row_that_was_written(written):
 @each_way
 def test_the_order_is_the_same_for_any_workers_and_buffer(written, shuffle):
     expected = first(written.source, 2 * NUM_ROWS, shuffle=shuffle, buffer_size=1000)
+
     for num_workers, buffer_size in [(0, 1), (1, 1000) if shuffle is False else (2, 16)]:
         settings = {"num_workers": num_workers, "buffer_size": buffer_size, "shuffle": shuffle}
         assert first(written.source, 2 * NUM_ROWS, **settings) == expected, settings
@@ -133,6 +136,7 @@ def test_a_file_that_is_listed_twice_comes_twice_an_epoch_and_resumes(tmp_path, 
 @each_way
 def test_resumed_at_any_point_it_is_the_uninterrupted_run(written, shuffle):
     expected = first(written.source, 3 * NUM_ROWS, shuffle=shuffle)
+
     for number in random.Random(5).sample(range(2 * NUM_ROWS), 2):
         state = state_after(written.source, number + 1, shuffle=shuffle)
         with make(written.source, shuffle=shuffle) as loader:
@@ -142,6 +146,7 @@ def test_resumed_at_any_point_it_is_the_uninterrupted_run(written, shuffle):
 
 def test_the_same_rows_written_again_are_the_same_data(written):
     expected, state = first(written.source, 100), state_after(written.source, 50)
+
     with make(written.rewrite(make_rows(NUM_ROWS))) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(50)) == expected[50:]
@@ -198,6 +203,7 @@ def test_a_state_of_other_data_is_refused(written, rows):
     if not written.kind.is_content_known:
         pytest.skip("nothing tells its rows from others before they are read")
     state = state_after(written.source, 50)
+
     with make(written.rewrite(rows)) as loader, pytest.raises(SnapshotMismatchError, match="data: ") as caught:
         loader.load_state_dict(state)
     assert "data" in caught.value.differences
@@ -217,6 +223,7 @@ def test_data_that_is_replaced_while_it_is_read_stops_the_stream(written):
 
 def test_a_source_without_rows_is_an_error(written, tmp_path_factory):
     empty = written.kind.write(tmp_path_factory.mktemp("empty"), [])
+
     # AD125: datasets cannot load what it has saved. AD401: that a stream has no rows is known when it has been read
     with pytest.raises(SourceError, match="^AD(201|202|401|125) "), make(empty) as loader:
         loader.get_next_batch(1)

@@ -59,6 +59,7 @@ def test_samples_of_a_group_share_no_value_that_a_trainer_may_change(make, tmp_p
     fn = lambda row: {"input_ids": [1], "metadata": {"list": []}, "label": [5]}  # noqa: E731
     with make(path, fn, n_samples_per_prompt=2) as loader:
         first, second = loader.get_next_batch(2)
+
     first.metadata["list"].append(1)
     first.label.append(2)
     assert (second.metadata, second.label) == ({"list": []}, [5])
@@ -156,6 +157,7 @@ def test_after_closing_every_use_says_so_and_the_state_is_that_of_the_last_deliv
 def test_any_function_runs_inline_and_workers_say_what_they_need(path):
     with open_loader(path, lambda row: [row["id"]]) as loader:
         assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
+
     with pytest.raises(ConfigError, match="^AD420 .*num_workers=0 to run it in this process"):
         open_loader(path, lambda row: [row["id"]], num_workers=1)
 
@@ -165,6 +167,7 @@ def test_a_function_that_calls_exit_has_a_bad_row(path, num_workers):
     special = write_rows(path, NUM_ROWS, {13: {"do": "exit"}})
     with open_loader(special, worker_fns.as_told, num_workers=num_workers) as loader:
         _, error = bad_row_at(loader)
+
     assert (error.code, error.line) == ("AD421", 14)
 
 

@@ -115,6 +115,7 @@ def test_a_number_that_no_run_has_is_refused(loader_of, kind, name):
     """Or the loader would make packs for that many ranks, and deliver none."""
     state = state_of(loader_of(kind))
     wrong = [{name: [0, 0, -1] if name == "last" else -1}, {"world_size": 0, "num_gone": 1}]
+
     for change in wrong if kind == "grouped packs" else wrong[:1]:
         with pytest.raises(SnapshotError, match="^AD602 "):
             loader_of(kind).load_state_dict({**state, "packing": state["packing"] | change})

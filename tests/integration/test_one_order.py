@@ -76,6 +76,7 @@ def test_all_ways_to_run_it_give_that_order(path):
 async def test_the_async_face_gives_that_order(path, knobs):
     async with AsyncDataLoader(path, **SETTINGS | knobs) as loader:
         found = [number for _ in range(NUM_EPOCHS) async for batch in loader for number in ids(batch)]
+
     assert digest(found) == ORDER
 
 

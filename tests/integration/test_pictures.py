@@ -138,6 +138,7 @@ def test_a_dummy_runs_the_vision_tower_and_trains_nothing(rows, family, is_packe
 def test_positions_of_qwen_are_those_that_its_model_counts(rows, family):
     if family != "qwen3_vl":
         pytest.skip("only Qwen counts in three dimensions")
+
     with make(rows, packing=None, plan_packs=False, collate_fn=None) as loader:
         samples = loader.get_next_batch(12)
     for sample in samples:

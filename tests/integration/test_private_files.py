@@ -40,7 +40,9 @@ def run(data, folder, **knobs):
 def test_no_file_of_a_run_can_be_read_by_others(data, tmp_path, shuffle):
     folder = tmp_path / "kept"
     folder.mkdir(mode=0o700)
+
     run(data, folder, shuffle=shuffle)
+
     files = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
     assert {"run.snapshot", "quarantine.jsonl"} <= {os.path.basename(path) for path in files}
     assert len(files) >= (3 if shuffle == "full" else 2)

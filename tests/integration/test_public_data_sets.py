@@ -207,7 +207,9 @@ def check_answers(row: dict[str, Any], paths: list[str], found: list[list[str]])
 @pytest.mark.parametrize("line", [line for line in LINES.values() if line.code], ids=lambda line: line.name)
 def test_what_needs_a_setting_is_refused_without_it(names, line):
     kind = PreferenceTokenizeFn if "chosen" in PUBLIC_ROWS[line.name][0] else ChatTokenizeFn
+
     with pytest.raises(BadRowError, match=line.code) as caught:
         served(kind("tokenizer"), PUBLIC_ROWS[line.name])
+
     for setting in re.findall(r"(\w+)=", line.call):
         assert f"{setting}=" in str(caught.value), "the error names it"

@@ -147,6 +147,7 @@ def test_under_every_schedule_of_deaths_restores_and_other_calls_what_is_deliver
     """Whatever windows are made of. More schedules run with the tests of faults."""
     for module in WAYS[way].needs:
         pytest.importorskip(module)
+
     simulate_way(way, seed, outcome := Outcome())
     assert outcome.num_samples > 0
 

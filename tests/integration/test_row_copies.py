@@ -102,6 +102,7 @@ def test_a_damaged_copy_is_never_delivered_and_is_put_right(parquet, cache_dir, 
 def test_a_copy_that_is_lost_during_a_run_costs_no_row(parquet, cache_dir, harm):
     with loader(parquet, cache_dir) as data:
         expected = delivered(data)
+
     with loader(parquet, cache_dir) as data:
         found = delivered(data, 10)
         for copy in copies(cache_dir):

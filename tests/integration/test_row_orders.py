@@ -57,8 +57,10 @@ def shuffled(rows: list[int], seed: int) -> list[int]:
 def test_slimes_method_gives_slimes_permutation(path, seed):
     random.seed(7)
     state = random.getstate()
+
     with loader(path, RowShuffle(method="slime"), seed=seed) as data:
         epochs = [ids(data.get_next_batch(NUM_ROWS)) for _ in range(3)]
+
     assert epochs == [shuffled(list(range(NUM_ROWS)), seed + epoch) for epoch in range(3)]
     assert random.getstate() == state, "the global generator is the user's"
 
@@ -68,6 +70,7 @@ def test_rows_that_yield_no_sample_are_left_out_before_they_are_ordered(path):
         assert data.num_rows() == NUM_ROWS // 2
         found = ids(data.get_next_batch(NUM_ROWS // 2))
         statistics = data.statistics()
+
     kept = list(range(0, NUM_ROWS, 2))
     assert found == [kept[i] for i in shuffled(list(range(len(kept))), 1)]
     assert statistics.excluded_rows == {"tokenize_fn": NUM_ROWS // 2}
@@ -123,9 +126,11 @@ def test_the_rows_that_have_a_number_are_those_of_a_list_sliced_filtered_and_spl
 def test_a_bad_row_stops_an_order_that_would_leave_it_out_unless_it_may_be_skipped(path):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:7], "{broken", *lines[7:]]) + "\n")
+
     with loader(path, RowShuffle(only_kept=True)) as data, pytest.raises(BadRowError) as caught:
         data.num_rows()
     assert (caught.value.code, caught.value.line) == ("AD101", 8)
+
     with loader(path, RowShuffle(only_kept=True)) as data, pytest.raises(BadRowError):
         data.get_next_batch(1)
 
@@ -142,6 +147,7 @@ def test_a_snapshot_of_another_order_of_rows_is_refused(path, shuffle, others):
     with loader(path, shuffle) as data:
         data.get_next_batch(3)
         state = data.state_dict()
+
     for other in others:
         with loader(path, other) as data, pytest.raises(SnapshotMismatchError, match=r"order\."):
             data.load_state_dict(state)
@@ -265,6 +271,7 @@ def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_al
 def test_longer_rows_than_are_allowed_are_bad_at_their_turn_or_left_out(jsonl_file):
     path = jsonl_file([{"id": 1}, {"id": 2, "pad": "x" * 5000}, {"id": 3}])
     source = JsonlSource(str(path), max_row_bytes=1000)
+
     for only_kept in (False, True):
         shuffle = RowShuffle(method="none", only_kept=only_kept)
         with DataLoader(source, tokenize_fn=row_id, shuffle=shuffle, num_workers=0, bad_rows="skip") as data:
@@ -290,6 +297,7 @@ def test_a_copy_that_is_gone_is_made_anew(parquet, tmp_path):
         expected = ids(data.get_next_batch(50))
     (copy,) = (tmp_path / "kept" / "index").glob("*.rows/*.rows")
     copy.unlink()
+
     with loader(parquet, "full", folder=tmp_path / "kept") as data:
         assert ids(data.get_next_batch(50)) == expected
     assert copy.exists()
@@ -300,6 +308,7 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
     with loader(parquet, "full", folder="") as data:
         data.num_rows()
         assert list(tmp_path.glob("asyncdata-rows-*/*.rows"))
+
     assert not list(tmp_path.glob("asyncdata-rows-*"))
 
 
@@ -362,6 +371,7 @@ def rows_file(folder: Path) -> Path:
 def test_processes_map_one_file(path, tmp_path):
     with loader(path) as data:
         expected = str(ids(data.get_next_batch(NUM_ROWS)))
+
     first = run(path, tmp_path)
     assert first == [expected, str([str(rows_file(tmp_path).stat().st_ino)])]
     assert run(path, tmp_path) == first

@@ -116,6 +116,7 @@ def test_the_order_is_d_also_of_a_run_that_resumes(tmp_path, crashing):
     with with_samples(), make(path) as loader:
         loader.load_state_dict(state)
         found += ids(loader.get_next_batch(2 * NUM_ROWS))
+
     assert found == order_of(path, 3, shuffle=WIDE)[: len(found)]
     assert crashing
 
@@ -144,6 +145,7 @@ def test_rows_that_an_epoch_excludes_are_left_out_and_counted_once(tmp_path, req
 
 def test_the_parts_of_a_mixture_give_the_same_and_rows_count_as_tokenized(tmp_path):
     mix = Mix({name: Part(write_rows(tmp_path / f"{name}.jsonl", 90), when_done="leave") for name in ("a", "b")})
+
     expected = delivered(mix)
     with with_samples():
         assert delivered(mix) == expected

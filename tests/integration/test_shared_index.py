@@ -90,6 +90,7 @@ def epoch_of_all(
 @pytest.mark.parametrize(("plan", "world_size"), each_value(PLANS, [2, 3, 5]))
 def test_the_batches_are_those_without_an_exchange(path, plan, world_size):
     alone = epoch_of_all(path, world_size, None, **plan)
+
     assert epoch_of_all(path, world_size, Meeting(world_size), **plan) == alone
 
 
@@ -106,7 +107,9 @@ def table(tmp_path):
 def test_each_rank_copies_the_rows_that_others_looked_at(table, tmp_path, plan, world_size):
     expected = epoch_of_all(table, world_size, None, **PLANS[plan])
     calls = Calls()
+
     found = epoch_of_all(table, world_size, Meeting(world_size), tokenize_fn=calls, **PLANS[plan])
+
     assert found == expected
     assert sum(calls.of_row.values()) < 2.5 * NUM_ROWS
 
@@ -116,7 +119,9 @@ def test_ranks_that_are_given_what_is_stored_copy_the_rows_themselves(table, tmp
     expected = epoch_of_all(table, 3, None, **PLANS["soft"])
     shared, calls = folders[:1] * 3, Calls()
     assert epoch_of_all(table, 3, Meeting(3), shared, tokenize_fn=Calls(), **PLANS["soft"]) == expected
+
     assert epoch_of_all(table, 3, Meeting(3), folders, tokenize_fn=calls, **PLANS["soft"]) == expected
+
     assert sum(calls.of_row.values()) < 1.5 * NUM_ROWS
     copies = [sorted((tmp_path / str(rank) / "index").glob("*.rows/*")) for rank in range(3)]
     assert copies[0]
@@ -142,7 +147,9 @@ def test_from_a_store_each_rank_fetches_its_own_rows(plan):
 @pytest.mark.parametrize("plan", ["xtuner", "soft", "rows"])
 def test_each_row_is_counted_by_one_rank_and_tokenized_by_its_own(path, plan):
     calls = Calls()
+
     epoch_of_all(path, 4, Meeting(4), tokenize_fn=calls, round_up=False, **PLANS[plan])
+
     twice = sum(number == 2 for row, number in calls.of_row.items() if row * 7 % 17)
     assert twice >= 0.9 * NUM_ROWS * 16 / 17  # but for those of packs at the end, which are every rank's
     assert sum(calls.of_row.values()) < 2.3 * NUM_ROWS  # the canaries are every rank's, too
@@ -173,6 +180,7 @@ def test_what_is_stored_in_part_is_completed(path, tmp_path, num_bytes):
     for rank in range(2):
         (one,) = (tmp_path / str(rank) / "index").glob("*.index")
         one.write_bytes(whole[: (rank + 1) * num_bytes])
+
     assert epoch_of_all(path, 2, Meeting(2), folders, **PLANS["hard"]) == expected
     assert epoch_of_all(path, 2, None, folders, **PLANS["hard"]) == expected
 
@@ -203,6 +211,7 @@ def test_a_rank_that_is_closed_early_leaves_the_index_for_others_to_write(path, 
     with make(path, cache=cache, tokenize_fn=Calls(), ranks=ranks, **{**PLANS["hard"], "timeout_s": 0.1}) as loader:
         with pytest.raises(asyncdata.errors.PrefetchTimeoutError):
             next(iter(loader))
+
     epoch_of_all(path, 1, None, [{"cache": cache}], tokenize_fn=Calls(), **PLANS["hard"])
     (rows,) = (tmp_path / "index").glob("*.places")
     assert rows.stat().st_size == 12 * NUM_ROWS
@@ -229,7 +238,9 @@ def failures_of(path: Any, meeting: Meeting, num_ranks: int, world_size: int, **
 
 def test_ranks_with_other_data_are_named(path, jsonl_file):
     other = jsonl_file([{"id": 0, "n": 3}], "other.jsonl")
+
     errors = failures_of([path, other, path], Meeting(3), 3, 3)
+
     assert all(isinstance(error, ConfigError) and "AD487" in str(error) for error in errors)
     assert "rank 1 counts other rows than rank 0" in str(errors[0])
 
@@ -239,7 +250,9 @@ def test_a_bad_row_ends_all_ranks_with_the_same_error(jsonl_file):
     rows[200] = "{"
     path = jsonl_file([{"id": 0, "n": 1}], "bad.jsonl")
     Path(path).write_text("\n".join(rows) + "\n")
+
     errors = failures_of(path, Meeting(2), 2, 2)
+
     assert all(isinstance(error, BadRowError) and ":201" in str(error) for error in errors)
 
 
@@ -340,6 +353,7 @@ def test_a_fault_where_answers_are_taken_in_ends_the_run(path, monkeypatch):
 
     change(monkeypatch, reply_of_a_shared_index=fails)
     errors = failures_of(path, Meeting(2), 2, 2)
+
     assert all("AD486" in str(error) and "injected" in str(error) for error in errors)
 
 

@@ -177,6 +177,7 @@ def test_a_report_that_is_cancelled_counts_on_all_ranks_before_samples_are_taken
             for rank, loader in enumerate(loaders)
         ]
         found = [one.result() for one in runs]
+
     assert in_order(found) == in_order(run(2, rows, 18))
 
 

@@ -37,6 +37,7 @@ def state_with_canaries(path: Path, tokenize_fn: Any = row_id) -> dict[str, Any]
 
 def test_another_seed_is_refused_or_begins_the_next_epoch(path):
     state = state_after(path, 20)
+
     error = refused(path, state, seed=7)
     assert str(error).startswith("AD603 ")
     assert "seed: saved 42, present 7" in str(error)
@@ -48,6 +49,7 @@ def test_another_seed_is_refused_or_begins_the_next_epoch(path):
 def test_other_data_is_refused_or_begins_the_next_epoch(path, tmp_path):
     state = state_after(path, 20)
     path = write_rows(tmp_path / "other.jsonl", 120)
+
     error = refused(path, state)
     assert set(error.differences) == {"data"}
     assert "other.jsonl is new" in str(error)
@@ -60,12 +62,14 @@ def test_data_is_known_by_its_content_and_not_by_its_place(path, tmp_path):
     moved.parent.mkdir()
     path.rename(moved)
     assert resumed(moved, state, 5) == order_of(moved)[20:25]
+
     moved.write_bytes(moved.read_bytes().replace(b'"id": 55', b'"id": 99'))
     assert "rows.jsonl has other content" in str(refused(moved, state))
 
 
 def test_another_function_is_refused_or_goes_on(path):
     state = state_after(path, 20)
+
     error = refused(path, state, in_batches)
     assert set(error.differences) == {"tokenize_fn"}
     assert "row_id" in str(error) and "in_batches" in str(error)
@@ -75,6 +79,7 @@ def test_another_function_is_refused_or_goes_on(path):
 @pytest.mark.parametrize("shuffle", [False, Shuffle(block_bytes=1024, window_blocks=9)])
 def test_another_order_is_refused_or_begins_the_next_epoch(path, shuffle):
     state = state_with_canaries(path)
+
     assert all(name.startswith("order.") for name in refused(path, state, shuffle=shuffle).differences)
     described = shuffle if isinstance(shuffle, Shuffle) else Shuffle(enabled=False)
     found = resumed(path, state, 5, allow_changed={"order"}, shuffle=shuffle)
@@ -140,4 +145,5 @@ def test_a_state_does_not_change_any_more(path):
         copied = copy.deepcopy(state)
         loader.get_next_batch(30)
         loader.add_samples([loader.get_next_batch(1)])
+
     assert state == copied

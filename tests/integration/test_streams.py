@@ -172,6 +172,7 @@ def test_a_source_that_cannot_resume_at_its_row_is_read_from_the_start_and_that_
     with make(Watched(kind(LINES))) as loader:
         loader.get_next_batch(250)
         state = loader.state_dict()
+
     with structlog.testing.capture_logs() as logs, make(Watched(kind(LINES))) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(150)) == expected_ids(1)[250:]
@@ -233,6 +234,7 @@ def test_the_state_of_an_earlier_window_is_better_than_none():
         loader.get_next_batch(200)
         state = loader.state_dict()
     again, window = ListStream(LINES), state["position"][1] + 2
+
     with make(Watched(again), buffer_size=1) as loader:
         loader.load_state_dict({**state, "position": [0, window, 0]})
         first = len(sum(windows_before(window), []))

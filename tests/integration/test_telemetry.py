@@ -162,6 +162,7 @@ def test_a_state_that_is_loaded_in_the_middle_counts_what_it_repeats_once(path, 
         loader.get_next_batch(60)
         loader.load_state_dict(state)
         loader.get_next_batch(20)
+
     (start,) = read(folder).starts
     assert read(folder).totals.samples == 60
     assert sum(step.samples for step in start.differences()) == 120

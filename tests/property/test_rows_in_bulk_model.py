@@ -80,6 +80,7 @@ def check(tokenizer: Any, rows: list[bytes]) -> None:
 @pytest.mark.parametrize("number", range(len(STRANGE)))
 def test_a_strange_row_among_good_ones_is_what_it_is_alone(tokenizer, number):
     good = b'{%s, "label": {"a": 1}}' % GOOD
+
     check(tokenizer, [good, STRANGE[number], good])
 
 

@@ -108,6 +108,7 @@ TEMPLATES = {
 def test_what_is_proven_of_a_text_holds_for_every_chat_of_the_shape(templates, data, chats):
     template = data.draw(st.sampled_from(templates))
     program = template.proven(*chats[0], lambda one: ([one.rendered(one.messages, one.tools)], ()))
+
     for chat in chats:
         made = made_by(program, chat)
         assert made is None or made == [attempt(lambda chat=chat: template.rendered(*chat))]
@@ -124,6 +125,7 @@ def test_what_is_proven_of_blocks_holds_for_every_chat_of_the_shape(text, chats,
     trained = [number for number, message in enumerate(chats[0][0]) if message["role"] == "assistant"]
     trained = trained[-1:] if last else trained
     program = spans.proven(*chats[0], trained)
+
     for chat in chats:
         made = made_by(program, chat)
         assert made is None or (made and blocks_of(made) == attempt(lambda chat=chat: spans.asked(*chat, trained)))

@@ -80,12 +80,15 @@ def _targets(node: ast.AST, known: dict[str, ast.Module]) -> list[str]:
     """What one statement imports; ``import_module("a.b")`` counts. Relative imports are ruff's business (TID252)."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
+
     if isinstance(node, ast.ImportFrom):
         source = node.module or ""
         inner = [f"{source}.{alias.name}" for alias in node.names]
         return sorted({name if name in known else source for name in inner})
+
     if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}:
         return [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+
     return []
 
 
@@ -188,6 +191,7 @@ IMPORTS = imports_of(TREES)
 
 def test_every_folder_is_listed_and_says_what_lives_in_it():
     folders = {module: tree for module, tree in TREES.items() if module in facades_of(PACKAGE)}
+
     assert {_folder(module) for module in TREES} == {*FOLDERS, *FILES}
     assert [module for module, tree in folders.items() if not ast.get_docstring(tree)] == []
 
@@ -209,6 +213,7 @@ def test_files_and_functions_are_short_and_nothing_in_them_sleeps_pickles_or_is_
     files = {str(path): len(path.read_bytes().splitlines()) for path in PACKAGE.rglob("*.py")}
     functions = function_lengths(TREES)
     percentiles = statistics.quantiles(functions.values(), n=10, method="inclusive")
+
     assert {path: lines for path, lines in files.items() if lines > MAX_FILE_LINES} == {}
     assert {name: lines for name, lines in functions.items() if lines > MAX_FUNCTION_LINES} == {}
     assert statistics.median(functions.values()) <= MEDIAN_FUNCTION_LINES
@@ -218,5 +223,6 @@ def test_files_and_functions_are_short_and_nothing_in_them_sleeps_pickles_or_is_
 
 def test_the_tests_do_not_grow_and_reach_into_no_more_inner_modules():
     lines = sum(len(path.read_bytes().splitlines()) for path in TESTS.rglob("*.py"))
+
     assert lines <= MAX_TEST_LINES
     assert len(inner_imports(read_package(TESTS))) <= MAX_INNER_IMPORTS

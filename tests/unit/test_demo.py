@@ -31,6 +31,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_prompts_are_questions_whose_answer_is_the_label(prompts):
     rows = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
+
     assert all(set(row) == {"input", "label", "metadata"} for row in rows)
     assert {row["metadata"]["kind"] for row in rows} == {"module", "class", "function"}
     found = next(row for row in rows if row["label"] == "argparse.ArgumentParser")
@@ -50,6 +51,7 @@ def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
 
 def test_the_tokenizer_is_small_and_its_template_is_the_one_in_the_source():
     files = {path.name: path for path in Path(tokenizer_folder()).iterdir()}
+
     assert set(files) == {"tokenizer.json", "tokenizer_config.json"}
     assert sum(path.stat().st_size for path in files.values()) < 500_000
     assert json.loads(files["tokenizer_config.json"].read_text())["chat_template"] == demo.CHAT_TEMPLATE
@@ -63,6 +65,7 @@ def test_the_tokenizer_is_the_same_for_transformers(prompts, is_chat):
     fn = PromptTokenizeFn(tokenizer_folder(), apply_chat_template=is_chat)
     with DataLoader(str(prompts), tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
         samples = loader.get_next_batch(300)
+
     for sample in samples:
         assert sample.tokens.tolist() == oracle(sample.prompt, add_special_tokens=False)["input_ids"]
     if is_chat:
@@ -90,6 +93,7 @@ WHOLE = delivered(*range(7))
 )  # fmt: skip
 def test_a_resumed_run_that_differs_is_found(resumed, first_difference):
     outcome = compare(delivered(0, 1, 2), resumed, WHOLE)
+
     assert not outcome.is_identical
     assert outcome.first_difference == first_difference
     assert outcome.digest != outcome.uninterrupted_digest
@@ -178,7 +182,9 @@ def test_a_demo_with_a_difference_is_status_1_and_its_numbers_are_there_for_prog
 def test_a_demo_that_cannot_be_done_says_why(monkeypatch, capsys, changes, said):
     for name, value in changes.items():
         monkeypatch.setattr(command, name, value)
+
     assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
+
     assert said in capsys.readouterr().err
 
 
@@ -188,6 +194,7 @@ def test_ctrl_c_ends_the_demo_and_everything_it_started():
             pass
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the run is told as well
         out, err = process.communicate()
+
     assert (process.returncode, out) == (130, "")
     assert err.endswith("interrupted\n")
     assert "Traceback" not in err

@@ -103,6 +103,7 @@ def output_of(block: Block, names: dict[str, Any], page: Path) -> str:
     """What a block prints; of a console, its commands as well."""
     if block.language == "python":
         return run_block(block, names, name_of(page))
+
     transcript = ""
     for command in re.findall(r"^\$ (asyncdata .*)$", block.text, re.MULTILINE):
         status, out, talk = run_command(command)
@@ -124,6 +125,7 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(page, folder):
     for block, following in itertools.zip_longest(blocks, blocks[1:]):
         if block.language not in {"python", "console"}:
             continue
+
         try:
             printed = output_of(block, names, page).replace(str(folder), HOME)
         except Exception:
@@ -147,6 +149,7 @@ def test_the_shell_commands_of_a_page_are_commands(page):
 def test_the_first_screen_is_one_and_begins_with_a_line_each_that_runs_the_demo_and_that_runs_the_checks():
     demo, checks, *_ = blocks_of(ROOT / "README.md")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+
     assert (
         len((ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0].splitlines()) <= FIRST_SCREEN_LINES
     )
@@ -167,6 +170,7 @@ def test_the_badges_say_the_licence_and_the_python_versions_of_the_package():
         assert f"Python {versions[0]} to {versions[-1]}" in page.read_text("utf-8"), page
     facts = {"licence": project["license"], "python": " | ".join(versions)}
     badges = re.findall(r"!\[(\w+): ([^\]]+)\]\((docs/plots/badge-\w+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
+
     assert {name.lower(): fact for name, fact, _ in badges} == facts
     for _, fact, path in badges:
         assert f">{fact}</text>" in (ROOT / path).read_text(encoding="utf-8")
@@ -178,7 +182,9 @@ def test_the_coroutine_of_the_readme_runs(folder):
         if block.language == "python":
             run_block(block, names, "README.md")
     generate = AsyncMock(side_effect=lambda groups: groups[:2])
+
     asyncio.run(names["rollouts"](generate))
+
     assert [len(group) for (groups,), _ in generate.await_args_list for group in groups] == [8] * 32
 
 
@@ -199,6 +205,7 @@ def test_the_links_of_a_page_lead_somewhere_and_it_names_no_path_of_this_machine
     for link in links_of(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
+
         assert target.is_file(), link
         assert not anchor or anchor in anchors_of(target), link
     text = page.read_text(encoding="utf-8")
@@ -209,6 +216,7 @@ def test_the_links_of_a_page_lead_somewhere_and_it_names_no_path_of_this_machine
 
 def test_the_index_leads_to_every_page():
     reached = {(DOCS / link.partition("#")[0]).resolve() for link in links_of(DOCS / "index.md")}
+
     assert set(PAGES) - reached - {DOCS / "index.md", ROOT / "README.md"} == set()
 
 
@@ -216,6 +224,7 @@ def test_the_index_leads_to_every_page():
 def test_a_page_opens_with_what_it_is_and_its_code_is_at_most_80_columns_wide(page):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     title, empty, what, *_ = page.read_text(encoding="utf-8").splitlines()
+
     assert title.startswith("# ")
     assert empty == ""
     assert re.match(r"(?!For (those|everybody)|After this page)\S.*[.:]( |$)", what)
@@ -247,6 +256,7 @@ def test_the_source_files_tests_and_codes_that_a_page_names_exist(page):
         assert (ROOT / name).exists(), name
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", prose_of(page)):
         text = (ROOT / path).read_text(encoding="utf-8")
+
         for part in name.split("::"):
             is_there = re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^{part} = ", text, re.MULTILINE)
             assert is_there, f"{path}::{name}"
@@ -324,6 +334,7 @@ CONTEXTS = {context.command_path: context for context in reference.contexts_of(c
 @pytest.mark.parametrize("command", CONTEXTS)
 def test_a_command_is_documented_as_its_help_has_it_speaks_json_and_can_be_verbose(command):
     here = table_rows(section(read("cli.md"), f"`{command}`"))
+
     assert {"--json", "--verbose"} < {name for names in here for name in names.split()}
     assert all(about != [""] for about in here.values())
 
@@ -333,6 +344,7 @@ def test_each_figure_of_the_readme_has_a_row_of_the_measurements_and_a_command_t
     told = [row[1] for row in re.findall(r"^\| (\S[^|]*) \| ([^|]+) \|$", speeds, re.MULTILINE)]
     page = (DOCS / "explanation" / "measurements.md").read_text("utf-8")
     repeated = re.findall(r"^\| ([^|]+) \| (S\w+), [^|]+ \| `--only (S\w+)`[^|]* \| 20\d\d-\d\d-\d\d \|$", page, re.M)
+
     assert [figure for figure, *_ in repeated] == told != []
     for figure, row, only in repeated:
         assert row == only and row in FIGURES, figure

@@ -116,7 +116,9 @@ def test_an_example_whose_framework_is_missing_says_so_in_a_line(name, tmp_path)
     path = ROOT / "examples" / ("" if name in TRL else "frameworks") / f"{name}.py"
     code = f"import runpy, sys; sys.modules[{NEEDED[name]!r}] = None; sys.path.insert(0, {str(path.parent)!r}); "
     code += f"runpy.run_path({str(path)!r}, run_name='__main__')"
+
     done = started("-W", "ignore", "-c", code, cwd=tmp_path)
+
     assert done.returncode == 1
     assert done.stderr.startswith("this example needs ")
     assert done.stderr.count("\n") == 1

@@ -144,6 +144,7 @@ def test_a_tokenizer_object_in_place_of_its_folder_is_refused_with_what_to_pass(
 
 def test_a_name_of_the_hub_in_place_of_a_file_points_to_its_source(open_loader, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
     with pytest.raises(SourceError, match=r"AD304 .*openai/gsm8k.*HuggingFaceSource\('openai/gsm8k', split='train'\)"):
         open_loader("openai/gsm8k")
     with pytest.raises(SourceError, match=r"AD304 .*rows\.jsonl: No such file or directory$"):
@@ -174,6 +175,7 @@ def test_packs_of_prompts_are_refused_as_all_their_tokens_would_be_trained(open_
     text = TextTokenizeFn(tokenizer_folder(), text_key="input")
     source: Any = Mix({"a": Part(path, tokenize_fn=text), "b": Part(path, tokenize_fn=prompts)}) if is_mixed else path
     knobs: dict[str, Any] = {"batch_size": 1, "tokenize_fn": None if is_mixed else prompts}
+
     with pytest.raises(ConfigError, match=r"AD416 .*PromptTokenizeFn makes prompts .*ChatTokenizeFn for chats"):
         open_loader(source, packing=SoftPacking(max_length=64), collate_fn=PackedCollator(), **knobs)
     open_loader(source, **knobs).close()
@@ -196,6 +198,7 @@ def test_bad_rows_beyond_the_first_of_a_code_are_logged_ever_more_rarely(jsonl_f
     knobs = {"shuffle": False, "epochs": 1, "bad_rows": {"policy": "skip", "max": None}}
     with capture_logs() as events, open_loader(path, **knobs) as loader:
         loader.get_next_batch(1)
+
     of_code = [event for event in events if event.get("code") == "AD101"]
     assert [event["line"] for event in of_code if event["event"] == "row.bad"] == list(range(1, 11))
     assert [event["num_rows"] for event in of_code if event["event"] == "row.bad_again"] == [20, 40, 80]
@@ -209,6 +212,7 @@ def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(open_l
     fn = TextTokenizeFn(tokenizer_folder(), text_key="input")
     with capture_logs() as events:
         open_loader(tokenize_fn=fn, **{**packs, **knobs, "cache": cache}).close()
+
     found = [event for event in events if event["event"] == "loader.every_rank_tokenizes"]
     assert [event["log_level"] for event in found] == ["warning"] * is_said
     assert all("exchange=" in event["remedy"] and "fast tokenizer" in event["remedy"] for event in found)

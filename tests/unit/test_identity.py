@@ -49,6 +49,7 @@ def subclasses_of(kind: type) -> list[type]:
 def test_every_description_with_a_tokenizer_has_a_tag_that_is_pinned_here():
     public = [kind for kind in subclasses_of(OfTokenizer) if kind.__name__.endswith("TokenizeFn")]
     ours = {tag_of(kind): kind for kind in public if kind.__module__.startswith("asyncdata.")}
+
     assert ours == DESCRIPTIONS
 
 
@@ -59,6 +60,7 @@ def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as
     written = json.loads(json.dumps({field.name: getattr(plain, field.name) for field in msgspec.structs.fields(kind)}))
     monkeypatch.setitem(sys.modules, "scratch_module", sys)  # it is gone after the test
     moved = getattr(load_elsewhere(kind.__module__), kind.__name__)
+
     assert kind(**written).settings_digest() == plain.settings_digest()
     assert moved.__module__ == "scratch_module"
     assert moved("nowhere", **NEEDED.get(kind, {})).settings_digest() == plain.settings_digest()
@@ -115,13 +117,16 @@ def open_source(kind: str, folder: Path) -> Any:
     if kind == "huggingface":
         datasets = pytest.importorskip("datasets")
         return asyncdata.HuggingFaceSource(datasets.Dataset.from_list(rows)).open(1 << 20)
+
     if kind == "parquet":
         pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         pq.write_table(pa.Table.from_pylist(rows), path)
         return ParquetSource(str(path)).open(1 << 20)
+
     if kind == "json-array":
         path.write_text(json.dumps(rows), encoding="utf-8")
         return JsonArraySource(str(path)).open(1 << 20).as_blocks(1 << 20)
+
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return JsonlSource(str(path), python_lines=kind == "python-lines").open(1 << 20)
 
@@ -139,9 +144,11 @@ def test_a_reader_has_its_tag_and_its_class_may_lie_anywhere(tmp_path, tag):
     reader = files.reader
     assert reader.tag == tag
     assert isinstance(resolve_path(reader.path), type), "the path is where it lies now"
+
     moved = msgspec.structs.replace(reader, path="scratch_module:Reader")
     assert key_of(files, moved) == key_of(files, reader)
     assert key_of(files, msgspec.structs.replace(reader, tag="another")) != key_of(files, reader)
+
     mine = msgspec.structs.replace(reader, tag="", path="mine:Reader")
     assert mine.identity == "mine:Reader", "without a tag it is known by its path"
     assert key_of(files, mine) != key_of(files, msgspec.structs.replace(mine, path="theirs:Reader"))

@@ -37,6 +37,7 @@ def test_the_names_of_a_public_module_are_a_sorted_list_and_are_explained(module
 
 def test_public_modules_need_no_import_of_their_own():
     imported = modules_after("import asyncdata\nasyncdata.errors.EndOfData") - modules_after("import typing")
+
     assert {name for name in imported if name.startswith("asyncdata.")} == {
         *("asyncdata.core", "asyncdata.core.errors", "asyncdata.errors")
     }
@@ -49,5 +50,6 @@ def test_importing_the_package_imports_typing_and_two_small_modules():
 
 def test_resolving_every_public_name_imports_no_framework():
     imported = modules_after("import asyncdata\nfor name in asyncdata.__all__: getattr(asyncdata, name)")
+
     assert "asyncdata.loader.loader" in imported
     assert imported & HEAVY == set()

@@ -46,6 +46,7 @@ def test_no_error_shows_it():
     url = SHOWING[0]
     errors: list[Any] = [kind(url) for kind in (SourceError, AsyncDataError, PrefetchTimeoutError)]
     errors.append(BadRowError("AD421", url, path="a", line=1, excerpt=url, traceback=url))
+
     for error in errors:
         assert SECRET not in repr(error) + str(error) + repr(vars(error))
 
@@ -54,6 +55,7 @@ def test_no_event_shows_it():
     with capture_logs() as events:
         get_logger("x").info("a", path=SHOWING[0], paths=[SHOWING[4]], deep={"a": [SHOWING[5]]}, number=1)
         get_logger("x").warning("b", reason=SHOWING[7])
+
     assert SECRET not in repr(events)
     assert events[0]["number"] == 1
 
@@ -62,6 +64,7 @@ def test_a_cause_that_shows_it_is_left_out_and_any_other_is_not():
     plain = KeyError("x")
     outer = RuntimeError("y")
     outer.__cause__ = ValueError(SHOWING[0])
+
     assert safe_cause(plain) is plain
     assert safe_cause(ValueError(SHOWING[0])) is None
     assert safe_cause(outer) is None
@@ -89,6 +92,7 @@ ROWS = [
 def repeats_the_row(row: dict[str, Any]) -> list[int]:
     if "PRIVATE" in str(row):
         raise ValueError(f"no:\n  {row}\n{row}")
+
     return [1]
 
 
@@ -122,7 +126,9 @@ def test_nothing_that_a_row_says_is_shown_where_that_is_not_wanted(tmp_path, row
 def test_of_an_error_of_the_users_function_places_and_type_are_left(tmp_path, order):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": "PRIVATE"}\n')
+
     found = deliver(str(path), repeats_the_row, bad_rows=BadRows(excerpts=False), shuffle=order)
+
     assert isinstance(found.error, BadRowError)
     assert "the tokenize function raised ValueError (BadRows(excerpts=False)" in found.error.reason
     assert "test_redaction.py" in found.error.traceback
@@ -136,6 +142,7 @@ def test_of_a_message_no_more_than_a_type_is_shown(text, is_trace):
     frames = 'Traceback (most recent call last):\n  File "/a.py", line 1, in f'
     trace = f"{frames}\n    code\nKeyError: {text}" if is_trace else text
     error = without_text(BadRowError("AD421", text, path="/a", line=1, byte_offset=0, excerpt=text, traceback=trace))
+
     said = f"the tokenize function raised{' KeyError' * is_trace} (BadRows(excerpts=False) shows no more)"
     assert (error.excerpt, error.traceback, error.reason) == ("", frames if is_trace else "", said)
 

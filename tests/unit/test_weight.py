@@ -73,11 +73,13 @@ def test_the_package_does_not_outgrow_what_was_decided():
 def test_a_plain_loader_imports_no_wing_and_less_than_what_was_decided(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"input": "What is {n} + 7?"}}\n' for n in range(40)))
+
     command = [sys.executable, "-c", PLAIN, str(data), str(tokenizer_folder())]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=PACKAGE.parent).stdout
     names = [name.removeprefix("asyncdata.") for name in printed.split() if name != "asyncdata"]
     files = [PACKAGE.joinpath(*name.split(".")) for name in names]
     paths = [path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py" for path in files]
+
     assert len(names) > 50
     assert [name for name in names if name.startswith(WINGS)] == []
     assert sum(map(lines_of, paths)) + lines_of(PACKAGE / "__init__.py") <= MAX_PLAIN_LINES

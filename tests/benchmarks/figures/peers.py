@@ -173,11 +173,13 @@ def _is_able(bench: Bench, code: str, contestant: Contestant) -> bool:
     """Whether it comes through a few rows; a peer that does not is a row of the table, and not the suite's end."""
     if not contestant.peer:
         return True
+
     try:
         contestant.epoch(bench, bench.input(1))
     except MeasurementError as error:
         bench.note(code, contestant.label, f"failed: {error.last_words}")
         return False
+
     return True
 
 
@@ -208,6 +210,7 @@ def _fast_over_streaming(bench: Bench, backend: str) -> None:
     found, absent = present(bench, f"{OURS} {backend}", "hf")
     if absent:
         return
+
     ours, hf = found
     fast, slow = rounds(
         partial(ours.epoch, bench, bench.fresh), partial(hf.epoch, bench, bench.small), num_rounds=bench.num_long_rounds

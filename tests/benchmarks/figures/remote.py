@@ -30,6 +30,7 @@ def object_store(bench: Bench) -> None:
     if find_spec("huggingface_hub") is None:
         bench.note("S18", "a data set of a hub behind 100 ms of latency", "needs huggingface_hub")
         return
+
     with slow_hub(bench.fresh, DELAY_S) as (hub, web, bucket):
         _rates(bench, hub, web)
         _waits(bench, hub, web)

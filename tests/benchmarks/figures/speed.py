@@ -101,6 +101,7 @@ def scaling(bench: Bench) -> None:
         if num_workers == 8 and num_usable_cpus() < CPUS_FOR_EIGHT:
             bench.note("S12", "8 workers over 1", f"needs {CPUS_FOR_EIGHT} cores, here are {num_usable_cpus()}")
             continue
+
         calls = [partial(steady, num_workers=number, num_rows=number * num_rows) for number in (1, num_workers)]
         one, more = rounds(*calls, num_rounds=bench.num_rounds)
         found = ratios(more["rows_per_s"], one["rows_per_s"])
@@ -128,6 +129,7 @@ def _cut(path: str, num_parts: int) -> str:
     mix = Path(f"{path}.{num_parts}.mix.json")
     if mix.exists():
         return str(mix)
+
     names = [f"{path}.{number}-of-{num_parts}.jsonl" for number in range(num_parts)]
     with open(path, "rb") as file:
         lines = file.readlines()

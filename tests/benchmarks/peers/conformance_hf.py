@@ -77,6 +77,7 @@ class _Loader:
         found = [Seen(row["row"], row["worker"]) for row in islice(self._iterator, self._batch_size)]
         if found:
             return found
+
         self._iterator = None
         self._epoch += 1
         raise StopIteration

@@ -63,8 +63,10 @@ def encoder(tokenizer: str, backend: str) -> Callable[[list[str]], list[Any]]:
         import gigatoken
 
         return gigatoken.Tokenizer(path).encode_batch_list
+
     if backend == "fastokens":
         return _flat(path)
+
     from tokenizers import Tokenizer
 
     encode = Tokenizer.from_file(path).encode_batch_fast
@@ -171,4 +173,5 @@ def _resume(peer: Peer, settings: dict[str, Any]) -> dict[str, float]:
     peer.restore(json.loads(Path(settings["state"]).read_text()))
     if next(iter(peer), None) is None:
         raise SystemExit("no batch comes: what is in a shuffle buffer is not in the state")
+
     return {"resume_s": seconds()}

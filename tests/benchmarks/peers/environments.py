@@ -55,9 +55,11 @@ def peers_python() -> str:
     """
     if sys.version_info[:2] == PYTHON:
         return sys.executable
+
     found = shutil.which("python{}.{}".format(*PYTHON))
     if found is None:
         raise AbsentError("the peers are pinned for Python {}.{}, and there is none on PATH".format(*PYTHON))
+
     return found
 
 
@@ -99,6 +101,7 @@ def _call(*command: str) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise AbsentError(f"{' '.join(command)} took more than {INSTALL_TIMEOUT_S} s") from error
+
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
         raise AbsentError(f"{' '.join(command)} failed: {said[-1].strip()}")

@@ -38,6 +38,7 @@ def loader(path: str, tokenizer: str, backend: str = "hf", kind: str = "prompt",
         source = mix_of_file(path)
     if tokenizer == BYTES:
         return DataLoader(source, tokenize_fn="tests.benchmarks.probes.loading:byte_tokens", **knobs)
+
     from tests.benchmarks.backends import KINDS
 
     return DataLoader(source, tokenize_fn=KINDS[kind](tokenizer, backend), **knobs)

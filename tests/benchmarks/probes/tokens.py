@@ -64,6 +64,7 @@ def _texts(path: str, first: int, step: int, num_rows: int) -> list[str]:
         for number, line in enumerate(file):
             if number >= num_rows:
                 break
+
             if number % step == first:
                 texts.append(json.loads(line)["input"])
     return texts

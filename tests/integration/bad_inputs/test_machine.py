@@ -93,6 +93,7 @@ def test_72_a_snapshot_of_other_data_or_settings_is_refused_and_says_what_differ
         loader.get_next_batch(5)
         state = loader.state_dict()
     other = write_rows(tmp_path / "other.jsonl", NUM_ROWS + 1)
+
     with make(other) if what == "data" else make(path, seed=7) as loader:
         with pytest.raises(SnapshotMismatchError, match=what) as caught:
             loader.load_state_dict(state)
@@ -122,6 +123,7 @@ def test_73_two_who_save_to_one_file_never_leave_a_broken_one(path, tmp_path):
 def test_74_a_clock_that_jumps_changes_nothing(path, monkeypatch):
     clock = random.Random(0)
     monkeypatch.setattr(time, "time", lambda: clock.uniform(-1e9, 1e10))
+
     with make(path, num_workers=1, timeout_s=240, limits=Limits(row_timeout_s=30)) as loader:
         batch = loader.get_next_batch(2 * NUM_ROWS)
         state = loader.state_dict()

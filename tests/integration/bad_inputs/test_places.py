@@ -95,6 +95,7 @@ ELSEWHERE = {"AD424": "tests/integration/test_planned_packs.py", "AD457": "tests
 def test_every_code_of_a_bad_row_is_provoked():
     sources = "\n".join(path.read_text(encoding="utf-8") for path in Path(PACKAGE).rglob("*.py"))
     raised = set(re.findall(r'(?:RowFault|RowError|Lost|_fault|__init__)\((?:\w+, )?\s*"(AD\d{3})"', sources))
+
     assert {fault.code for fault in FAULTS} | set(ELSEWHERE) == raised
     for code, name in ELSEWHERE.items():
         assert code in (Path(PACKAGE).parent / name).read_text(encoding="utf-8")

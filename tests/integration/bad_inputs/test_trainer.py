@@ -116,6 +116,7 @@ def test_64_threads_that_ask_at_the_same_time_get_disjoint_slices(path):
     with make(path) as loader, ThreadPoolExecutor(4) as threads:
         found = [threads.submit(lambda: ids(loader.get_next_batch(3))) for _ in range(NUM_ROWS // 3)]
         slices = sorted(future.result() for future in found)
+
     expected = order_of(path)
     assert slices == sorted(expected[first : first + 3] for first in range(0, NUM_ROWS, 3))
 
@@ -238,6 +239,7 @@ def test_69_ranks_that_are_fed_only_say_how_far_to_read_ahead(path):
     for knobs in ({}, {"dp_size": 1}, {"dp_size": 8, "buffer_size": 2}):
         with make(path, **knobs) as loader:
             found.append(ids(loader.get_next_batch(NUM_ROWS)))
+
     assert found == [order_of(path)] * 3
     with pytest.raises(ConfigError, match="dp_size"):
         make(path, dp_size=0)

@@ -176,6 +176,7 @@ def test_a_training_killed_in_a_save_resumes_from_the_checkpoint_before(run, tmp
     shutil.copytree(saved, torn, ignore=shutil.ignore_patterns("trainer_state.json"))
     [resumed] = run("killed", trainer="Trainer", resume=True)
     assert resumed["losses"] == whole["losses"]
+
     [again] = run("killed", trainer="Trainer", resume=True)
     assert (again["losses"], again["weights"], again["seen"]) == (whole["losses"], whole["weights"], []), "it was over"
 

@@ -83,6 +83,7 @@ def test_it_is_the_method_that_it_names(lengths, num_ranks, budget):
 @given(rows, ranks, budgets)
 def test_each_row_is_dealt_once_within_the_budget_and_ranks_have_as_many_micro_batches(lengths, num_ranks, budget):
     found = balance(lengths, num_ranks, budget, over_budget="alone", allow_empty=True)
+
     assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
     assert len(found) == num_ranks
     assert len({len(batches) for batches in found}) == 1
@@ -107,6 +108,7 @@ laws = st.sampled_from(["attention", lambda n: n, lambda n: n**2, lambda n: n % 
 def test_by_cost_each_row_is_dealt_once_within_the_budget_in_no_more_micro_batches(lengths, num_ranks, budget, cost):
     plain = balance(lengths, num_ranks, budget, over_budget="alone", allow_empty=True)
     found = balance(lengths, num_ranks, budget, cost=cost, over_budget="alone", allow_empty=True)
+
     assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
     assert [len(batches) for batches in found] == [len(found[0])] * num_ranks
     assert len(found[0]) <= len(plain[0])
@@ -146,6 +148,7 @@ def test_by_cost_ranks_that_wait_at_each_micro_batch_wait_for_little(sigma, budg
 def test_rows_are_samples_or_whatever_has_tokens_alone_or_in_groups():
     samples = [Sample(tokens=np.zeros(length, np.int32)) for length in (5, 3, 4, 4)]
     others = [SimpleNamespace(tokens=[0] * len(sample.tokens)) for sample in samples]
+
     assert balance([samples[:2], samples[2:]], 2, 8) == balance(others, 2, 8) == balance([(5, 3), (4, 4)], 2, 8)
     assert balance([5, 3, 4, 4], 2, 8) == [[[0, 1]], [[2, 3]]]
     assert balance([], 2, 8) == [[], []]

@@ -144,6 +144,7 @@ def lists(batch):
 @pytest.mark.parametrize(("collator", "items", "wanted"), BATCHES.values(), ids=BATCHES)
 def test_a_batch_is(collator, items, wanted):
     batch = collator(items)
+
     assert {name: value for name, value in lists(batch).items() if name in wanted} == wanted
     arrays = {name: value.dtype for name, value in batch.items() if isinstance(value, np.ndarray)}
     of_segments = {"seq_idx", "cu_seqlens", "cu_seqlens_padded"}
@@ -154,6 +155,7 @@ def test_a_batch_is(collator, items, wanted):
 def test_a_batch_has_the_fields(collator, names):
     items = PAIRS if isinstance(collator, PreferenceCollator) else ROWS
     batch = collator([items] if isinstance(collator, PackedCollator) else items)
+
     assert sorted(batch) == sorted(names)
 
 
@@ -248,7 +250,9 @@ def test_each_token_has_the_number_of_its_part_of_a_mixture(collator, wanted):
 def test_collating_does_not_write_into_the_documents():
     one = document(*range(5), labels=range(5))
     one.tokens.flags.writeable = one.labels.flags.writeable = False
+
     batch = PackedCollator()([[one]])
+
     assert not np.shares_memory(batch["input_ids"], one.tokens)
     assert not np.shares_memory(batch["labels"], one.labels)
 
@@ -304,7 +308,9 @@ def test_a_setting_that_cannot_work_is_named(kind, settings, message):
 
 def test_xtuners_shape_can_be_of_tensors_and_its_own_class_cannot_be_had_without_it():
     torch = pytest.importorskip("torch")
+
     (item,) = XTunerCollator(max_length=8, output="tensors", pad_to_max_length=False)([PACK])
+
     assert item["shifted_labels"].tolist() == [[2, 3, NONE, 12, 13, NONE]]
     assert item["seq_ctx"]["cu_seq_lens_k"].dtype == torch.int32
     assert item["seq_ctx"]["max_length_k"] == 3
@@ -315,7 +321,9 @@ def test_xtuners_shape_can_be_of_tensors_and_its_own_class_cannot_be_had_without
 def test_arrays_become_tensors_of_their_shape_and_dtype_and_pinned_ones_need_a_device():
     torch = pytest.importorskip("torch")
     batch = PackedCollator(max_length=8)([PACK])
+
     tensors = to_torch({"packs": [batch], "name": "x"})
+
     (converted,) = tensors["packs"]
     assert (tensors["name"], converted["max_seqlen"]) == ("x", 3)
     assert (converted["cu_seqlens"].dtype, converted["input_ids"].dtype) == (torch.int32, torch.int64)

@@ -80,6 +80,7 @@ def test_rows_of_packs_have_each_value_where_its_token_or_its_label_is(drawn, sh
 def test_padded_rows_have_them_on_the_side_of_the_tokens(side, shift_labels):
     samples = [sample([1, 2, 3]), sample([4, 5], lacks=True)]
     batch = PaddedCollator(side=side, pad_to_multiple_of=4, shift_labels=shift_labels)(samples)
+
     ids, weights = [1, 2, 3], [20, 30, -9] if shift_labels else [10, 20, 30]
     row, of_labels = ([PAD, *ids], [-9, *weights]) if side == "left" else ([*ids, PAD], [*weights, -9])
     assert batch["at_tokens"][0].tolist() == [[id, -id] if id else [-7, -7] for id in row]
@@ -119,6 +120,7 @@ def pictured(tokens: list[int], patches: list[int] | None = None) -> Document:
 def test_a_pack_has_the_positions_that_qwens_models_take():
     pack = [pictured([1, 2, 3], [2]), pictured([4, 5])]
     batch = PackedCollator(max_length=8, keys="transformers")([pack])
+
     own, *three = batch["position_ids"].tolist()
     assert own == PackedCollator(max_length=8)([[Document(each.tokens) for each in pack]])["position_ids"].tolist()
     assert three == [[[*(10 * axis + place for place in range(3)), 0, 1, 0, 0, 0]] for axis in range(3)]
@@ -142,6 +144,7 @@ def test_a_call_of_a_model_has_pictures_only_where_there_are_some_and_no_counts(
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rows_have_three_positions_for_each_token(side):
     batch = PaddedCollator(side=side)([pictured([1, 2, 3], [1]), pictured([4, 5])])
+
     text = [0, 0, 1] if side == "left" else [0, 1, 0]
     assert batch["position_ids"].tolist() == [[[10 * n + place for place in range(3)], text] for n in range(3)]
 
@@ -149,6 +152,7 @@ def test_padded_rows_have_three_positions_for_each_token(side):
 def test_verls_rows_have_their_own_pictures_and_four_positions():
     documents = [pictured([1, 2, 3], [2, 1]), pictured([4, 5])]
     batch = FixedCollator(length=4, keys="verl")(documents)
+
     first, second = batch["multi_modal_inputs"]
     shapes = {name: array.shape for name, array in first.items()}
     assert shapes == {"pixel_values": (3, 2), "image_grid_thw": (2, 3), "num_img_tokens": (2,)}
@@ -165,10 +169,12 @@ def test_a_batch_without_a_picture_has_the_dummy_at_the_end_of_its_shortest_pack
     collate = PackedCollator(max_length=6, dummy=dummy)
     packs = [[pictured([1, 2, 3, 4, 5])], [pictured([6, 7, 8])]]
     batch = collate(packs)
+
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 0], [6, 7, 8, 9, 9, 0]]
     assert batch["labels"][1].tolist() == [IGNORE, 7, 8, IGNORE, IGNORE, IGNORE]
     assert batch["seq_idx"][1].tolist() == [0, 0, 0, 1, 1, -1]
     assert (batch["pixel_values"].tolist(), batch["pixel_values_counts"].tolist()) == ([[9, 9]], [0, 0, 1])
+
     with_picture = [*packs[1], pictured([5], [1])]
     plain = PackedCollator(max_length=6)([packs[0], with_picture])
     assert all(np.array_equal(array, plain[name]) for name, array in collate([packs[0], with_picture]).items())
@@ -184,6 +190,7 @@ def test_padded_rows_without_a_picture_have_the_dummy_as_one_row_more(keys):
     collate = PaddedCollator(keys=keys, max_length=3, dummy=dummy)
     text, with_picture = pictured([6, 7, 8]), pictured([5], [1])
     batch, plain = collate([text]), PaddedCollator(keys=keys)([text])
+
     assert batch["input_ids"].tolist() == [[6, 7, 8], [9, 9, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     of_labels = "loss_mask" if keys == "verl" else "labels"
@@ -191,6 +198,7 @@ def test_padded_rows_without_a_picture_have_the_dummy_as_one_row_more(keys):
     assert batch[of_labels].tolist() == [plain[of_labels][0].tolist(), [untrained] * 3]
     items = batch["multi_modal_inputs"][1] if keys == "verl" else batch
     assert items["pixel_values"].tolist() == [[9, 9]]
+
     without = PaddedCollator(keys=keys)([text, with_picture])
     assert str(collate([text, with_picture])) == str(without)
     with pytest.raises(ConfigError, match="^AD450 a document of 2 tokens"):
@@ -202,6 +210,7 @@ def test_megatrons_float_mask_stands_beside_the_labels():
     ids = np.arange(1, 4, dtype=np.int32)
     whole = Sample(tokens=ids, labels=ids, columns=Columns({column: np.array([0, 0.5, 1], np.float32)}))
     batch = PackedCollator(max_length=5, shift="document")([[Document(ids, ids, None, whole)]])
+
     assert (batch["loss_mask"].tolist(), batch["loss_mask"].dtype) == ([[0.5, 1, 0, 0, 0]], np.float32)
     assert batch["shifted_labels"].tolist() == [[2, 3, IGNORE, IGNORE, IGNORE]]
 

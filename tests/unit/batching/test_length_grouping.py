@@ -47,6 +47,7 @@ def test_the_order_is_the_same_for_ever(method):
         order_of(method, costs(700), 8, 4, seed=42, epoch=1, window=window),
         order_of(method, [float(number % 3) for number in range(700)], 4, 40, seed=42, epoch=1),
     ]
+
     assert tuple(blake2b(o.astype("<i8").tobytes(), digest_size=8).hexdigest() for o in orders) == ORDERS[method]
 
 
@@ -59,6 +60,7 @@ def test_every_pack_comes_once_beside_its_neighbours_in_cost_and_what_is_left_ov
     values, world_size, accumulation, method, seed
 ):
     order = order_of(method, values, world_size, accumulation, seed=seed, epoch=2)
+
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(len(values)))
     if method == "xtuner":
@@ -76,6 +78,7 @@ def test_differencing_balances_sums_better_than_leaving_groups_sorted_and_no_wor
     steps = {method: steps_of(order_of(method, values, world_size, 8), values, world_size, 8) for method in OURS}
     steps["sorted"] = -np.sort(-steps["snake"], axis=2)
     slowest = {method: some.sum(axis=1).max(axis=1).sum() for method, some in steps.items()}
+
     assert slowest["karmarkar_karp"] <= slowest["snake"] < slowest["sorted"]
     for method in OURS:  # and no rank has always more to do; with XTuner's order the first one has
         ranks = steps[method].sum(axis=(0, 1))

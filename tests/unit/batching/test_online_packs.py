@@ -136,6 +136,7 @@ def ordered(rules, packs, window):
     grouping = rules.grouping
     if grouping is None:
         return packs
+
     costs = [grouping.cost([stop - start for _, start, stop in pack]) for pack in packs]
     epoch = packs[0][0][0].position.epoch if grouping.method == "xtuner" else 0
     dealt = {"world_size": rules.world_size, "accumulation": rules.batch_size, "seed": rules.seed}
@@ -154,6 +155,7 @@ def test_packs_follow_from_d_alone_whatever_comes_between(rules, sizes, steps):
         else:
             run.push({"twice": 5, "push": 3}.get(step, step), is_undone=step == "twice")
     run.finish()
+
     assert run.delivered == modelled(rules, samples)
 
 
@@ -189,7 +191,9 @@ def test_a_sample_that_waited_and_does_not_come_again_as_it_was_is_an_error(leng
     run.push(3)
     point = run.progress.restart_point
     assert point is not None
+
     packs = OnlinePacks(OF_TWO)
     progress = packs.restored(run.packs.saved(run.progress), point)
+
     with pytest.raises(SnapshotError, match=f"AD604 the sample at 0:0:2 .*{message}.* another build of asyncdata$"):
         packs.pushed(progress, stream([2, 2, length, 3, 1]), point)

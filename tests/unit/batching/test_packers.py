@@ -68,6 +68,7 @@ def modelled(packing, lengths):
         waiting = [item for item in arrived if item.number not in packed]
         if fits(waiting[0]):
             return take(waiting[0])
+
         while fitting := list(filter(fits, waiting)):
             take(max(fitting, key=lambda item: (item.room, -item.number)))
         packs.append([(item.number, 0, item.stop) for item in pack])
@@ -111,6 +112,7 @@ def packed(packing, lengths, places):
 @given(soft_packings, streams, cuts)
 def test_soft_packs_are_those_of_the_model_and_what_is_left_out_is_counted(packing, lengths, places):
     packs, packer = packed(packing, lengths, places)
+
     assert packs == modelled(packing, lengths)
     assert (packing.cuts, HardPacking(max_length=1).cuts) == (False, True)
     kept = kept_of(packing, lengths)
@@ -127,6 +129,7 @@ def test_soft_packs_are_those_of_the_model_and_what_is_left_out_is_counted(packi
 @given(hard_packings, streams, cuts)
 def test_hard_packs_are_the_tokens_laid_end_to_end(packing, lengths, places):
     packs, packer = packed(packing, lengths, places)
+
     tokens = [(number, place) for number, length in enumerate(lengths) for place in range(length)]
     num_full = len(tokens) // packing.max_length
     kept = tokens if packing.keep_tail else tokens[: num_full * packing.max_length]
@@ -144,14 +147,18 @@ def test_hard_packs_are_the_tokens_laid_end_to_end(packing, lengths, places):
 def test_soft_packs_are_the_same_for_ever():
     lengths = (np.arange(3000, dtype=np.int64) * 2_654_435_761 % 4096) + 1
     packer = SoftPacking(max_length=4096).open()
+
     packs = packer.extend(lengths, range(3000)) + packer.flush()  # type: ignore[arg-type]
+
     assert blake2b(repr(packs).encode(), digest_size=8).hexdigest() == PACKS_DIGEST
 
 
 def test_a_packer_holds_no_more_than_its_window():
     packer = soft(window_samples=100).open()
+
     for number in range(5000):
         packer.extend([number % 7 + 1], [number])
+
     assert len(packer.state()["lengths"]) <= 100
     assert len(packer._pieces) < 100 + 1024 + 1  # noqa: SLF001 - what it holds cannot be seen otherwise
 
@@ -210,7 +217,9 @@ def test_a_setting_that_cannot_work_is_named(kind, settings, message):
 def test_a_plan_is_the_same_for_ever(kind):
     lengths = (np.arange(2000, dtype=np.int64) * 2_654_435_761 % 300) + 1
     packing = XTunerPacking(max_length=1000, seed=42, kind=kind, join_datasets=False, slice_samples=600)
+
     columns = b"".join(column.astype("<i8").tobytes() for column in packing.plan([lengths[:500], lengths[500:]])[:5])
+
     assert blake2b(columns, digest_size=8).hexdigest() == PLAN_DIGESTS[kind]
 
 
@@ -219,6 +228,7 @@ def test_a_plan_is_the_same_for_ever(kind):
 @pytest.mark.parametrize("lengths", [[], [np.empty(0, np.int64)]], ids=["no set", "an empty set"])
 def test_a_plan_of_nothing_has_no_pack(kind, joined, lengths):
     plan = XTunerPacking(max_length=10, seed=0, kind=kind, join_datasets=joined).plan(lengths)
+
     assert (plan.num_packs, plan.offsets.tolist()) == (0, [0])
 
 
@@ -237,6 +247,7 @@ def test_kinds_of_data_sets_are_one_for_each_and_of_those_that_xtuner_joins():
 
 def test_costs_of_a_plan_are_those_given_or_xtuners_for_text():
     lengths, packing = [np.array([640, 64, 65])], XTunerPacking(max_length=1000, seed=0)
+
     assert proxy_cost(np.array([64, 65, 191, 192, 320])).tolist() == [0, 1, 1, 4, 4]
     assert packing.plan(lengths).costs.tolist() == [26]
     assert packing.plan(lengths, [np.array([0.5, 1.0, 2.25])]).costs.tolist() == [3]

@@ -70,6 +70,7 @@ def test_a_rounded_epoch_has_whole_steps_and_whole_batches_for_ranks_that_go_on_
 
 def test_packs_that_are_not_xtuners_are_not_rounded():
     plan = Plan(packing=SoftPacking(max_length=8), world_size=4)
+
     assert plan.num_delivered(7) == 7
     assert msgspec.structs.replace(plan, grouping=LengthGrouping(method="xtuner")).num_delivered(7) == 8
 
@@ -100,8 +101,10 @@ def test_a_snapshot_must_agree_with_packing_and_grouping_and_not_with_ranks_and_
     plan = Plan(packing=XTUNER, grouping=LengthGrouping())
     ranks = {"world_size": 4, "batch_size": 2, "accumulation": 8, "round_up": False}
     others = [{}, ranks, {"packing": XTunerPacking(max_length=8, seed=1)}, {"grouping": None}]
+
     plans = [msgspec.structs.replace(plan, **other) for other in others]
     first, other_ranks, other_packs, ungrouped = [PlannedOrder(one, RowShuffle(), 3).description() for one in plans]
+
     assert first == {**RowOrder(RowShuffle(), 3).description(), **DESCRIPTION}
     assert first == other_ranks == msgspec.json.decode(msgspec.json.encode(first))
     assert first != other_packs

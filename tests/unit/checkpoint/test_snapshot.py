@@ -23,6 +23,7 @@ class TestStateDict:
             return {type(value)}.union(*map(kinds, inner))
 
         odd = msgspec.structs.replace(FULL, order={"weights": (1, (2, 3)), "status": Status.PENDING})
+
         assert kinds(to_state_dict(odd)) <= {dict, list, str, int, float, bool, type(None)}
         assert to_state_dict(odd)["order"] == {"weights": [1, [2, 3]], "status": "pending"}
         assert to_state_dict(FULL)["format"] == "asyncdata.snapshot"
@@ -31,6 +32,7 @@ class TestStateDict:
 
     def test_unknown_fields_are_ignored_and_missing_ones_have_their_defaults(self):
         state = {"format": "asyncdata.snapshot", "position": [1, 2, 3], "of_a_later_minor_version": {"a": 1}}
+
         assert from_state_dict(state) == Snapshot(position=(1, 2, 3))
 
     @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ class TestSchemas:
         self, tmp_path
     ):
         (tmp_path / "s").write_bytes(wrapped(b"a content of another kind", schema=2, library="7.1.0", encoding="zstd"))
+
         with pytest.raises(SnapshotVersionError, match=r"schema 9, written by asyncdata 7\.1\.0; .* up to 1: use"):
             from_state_dict(to_state_dict(FULL) | {"schema": 9, "library": "7.1.0"})
         with pytest.raises(SnapshotVersionError, match=r"AD602 .*/s cannot .* schema 2, written by asyncdata 7\.1\.0"):
@@ -108,6 +111,7 @@ class TestCheck:
         order = ORDER | ({"seed": 1} if name == "seed" else {"shuffle": "full"} if name == "order" else {})
         fingerprints = FINGERPRINTS | ({} if name in ("seed", "order") else {name: changed})
         check(FULL, order, fingerprints, {name})
+
         others = {"data", "tokenizer", "template", "tokenize_fn", "seed", "order"} - {name}
         with pytest.raises(SnapshotMismatchError) as caught:
             check(FULL, order, fingerprints, others)
@@ -157,6 +161,7 @@ class TestDescribe:
         before = time.time()
         num_bytes = save(tmp_path / "s", FULL)
         summary = describe_file(tmp_path / "s")
+
         assert (summary["path"], summary["num_bytes"]) == (f"{tmp_path}/s", num_bytes)
         assert before <= summary["created"] <= time.time()
         assert {name: summary[name] for name in describe(FULL)} == describe(FULL)

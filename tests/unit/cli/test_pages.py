@@ -123,6 +123,7 @@ def page_or_error(folder, capsys):
         assert (status, page.exists()) == (1, False)
         assert re.search(r"\bAD62[01]\b", errors), errors
         return ""
+
     text = read_page(page.read_bytes()).text
     page.unlink()
     return text

@@ -48,6 +48,7 @@ def said_by(command, folder):
     if program == "page":
         page = read_page(Path(words[0]).read_bytes())
         return "\n\n".join(map(page.shown, words[1:])).replace(str(folder), HOME) + "\n"
+
     status, out, talk = run_command(command)
     told = out + "".join(f"! {line}\n" for line in _USAGE.sub("", talk).splitlines())
     return told.replace(str(folder), HOME).replace("\x1b", "␛") + (f"[exit status {status}]\n" if status else "")

@@ -34,6 +34,7 @@ def test_a_value_comes_back_from_any_place_in_a_buffer(drawn, as_list, offset):
     column, value = drawn
     data = column.encode(value.tolist() if as_list else value, len(value) if value.ndim else 0)
     (name, found), *others = decoded({column.key: memoryview(b"\0" * offset + data)[offset:]}).items()
+
     assert (name, others) == ("x", [])
     assert (found.dtype, found.shape, found.flags.writeable, found.flags.aligned) == (value.dtype, value.shape, 0, 1)
     assert np.array_equal(found, value, equal_nan=value.dtype.kind == "f")
@@ -45,6 +46,7 @@ def test_bfloat16_is_rounded_as_torch_does(bits):
     torch = pytest.importorskip("torch")
     values = bits.view(np.float32)
     wanted = torch.from_numpy(values.copy()).bfloat16().view(torch.uint16).numpy()
+
     found = bfloat16_bits(values)
     assert np.array_equal(found[~np.isnan(values)], wanted[~np.isnan(values)])
     assert torch.from_numpy(found).view(torch.bfloat16).isnan().numpy().tolist() == np.isnan(values).tolist()

@@ -17,6 +17,7 @@ def test_a_call_from_the_loop_itself_does_not_run_at_once_and_after_the_loop_has
     async def main():
         call_soon, event = call_soon_in_this_loop(), anyio.Event()
         call_soon(event.set)
+
         assert not event.is_set()
         await event.wait()
         return call_soon

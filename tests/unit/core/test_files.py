@@ -159,7 +159,9 @@ def test_what_is_not_ours_is_refused_and_says_why(tmp_path, monkeypatch, change,
     check_ours(str(path), "Cache(folder=...)", is_folder=is_folder)
     with pytest.raises(ConfigError, match="^AD611 .* is no "):
         check_ours(str(path), "Cache(folder=...)", is_folder=not is_folder)
+
     change(path, monkeypatch)
+
     with pytest.raises(ConfigError, match=f"^AD611 {path} .*{REASONS[change]}.* choose a folder of your own by Cache"):
         check_ours(str(path), "Cache(folder=...)", is_folder=is_folder)
 
@@ -167,6 +169,7 @@ def test_what_is_not_ours_is_refused_and_says_why(tmp_path, monkeypatch, change,
 def test_a_group_may_write_where_its_owner_lets_it(tmp_path):
     """As volumes of a cluster are mounted."""
     tmp_path.chmod(0o2770)
+
     check_ours(str(tmp_path), "Cache(folder=...)", is_folder=True)
 
 
@@ -184,7 +187,9 @@ def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, mon
     with loader() as before:
         before.get_next_batch(50)
     (kept,) = (tmp_path / "cache" / "index").glob(f"*{suffix}")
+
     change(kept, monkeypatch)
+
     with pytest.raises(ConfigError, match=f"^AD611 {kept} .*{REASONS[change]}.*choose a folder of your own by Cache"):
         with loader() as after:
             after.get_next_batch(1)
@@ -195,6 +200,7 @@ def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, mon
 def test_an_index_file_that_changes_hands_while_it_is_opened_is_not_read(tmp_path, monkeypatch, change, name):
     IndexFile(str(tmp_path), "abc").close()
     change(tmp_path / name, monkeypatch)
+
     with pytest.raises(PermissionError, match=REASONS[change]):
         IndexFile(str(tmp_path), "abc")
 
@@ -214,7 +220,9 @@ def test_a_proof_that_another_user_may_have_written_is_none(subject, monkeypatch
     keep(Proof(subject=subject, proven=[(5, 7)]))
     path = Path(proof_path(subject))
     assert find(subject) is not None
+
     change(path, monkeypatch)
+
     assert find(subject) is None
     with pytest.raises((SnapshotError, OSError)):
         unpack_file(str(path), must_be_ours=True)
@@ -234,6 +242,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_is_one_more_than_the_newlines_before_it_and_few_files_are_remembered(tmp_path_factory, pieces, places):
     data, path = b"".join(pieces), tmp_path_factory.mktemp("lines") / "rows.jsonl"
     path.write_bytes(data)
+
     for offset in [int(place * len(data)) for place in places]:
         assert line_number(str(path), offset) == data[:offset].count(b"\n") + 1
     assert len(identity._counts) <= 2  # noqa: SLF001
@@ -243,11 +252,13 @@ def test_what_was_read_before_is_not_read_again_unless_the_file_has_changed(tmp_
     path, read, seen = tmp_path / "rows.jsonl", os.pread, list[int]()
     path.write_bytes(b"a\n" * 500)
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: seen.append(size) or read(fd, size, offset))
+
     assert line_number(str(path), 900) == 451
     assert sum(seen) == 900
     seen.clear()
     assert [line_number(str(path), offset) for offset in (10, 500, 899)] == [6, 251, 450]
     assert sum(seen) <= 3 * 7
+
     path.write_bytes(b"abc\n" * 250 + b"x")
     assert line_number(str(path), 90) == 23
 
@@ -259,6 +270,7 @@ def test_a_file_that_hangs_or_is_gone_has_no_line_and_delays_nothing(tmp_path, m
     assert line_number_within(str(path.with_name("gone")), 10, 60) is None
     with pytest.raises(FileNotFoundError):
         line_number(str(path.with_name("gone")), 3)
+
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: goes_on.wait(240) and read(fd, size, offset))
     assert line_number_within(str(path), 10, 0.01) is None
     goes_on.set()

@@ -33,6 +33,7 @@ def test_a_logger_made_before_structlog_is_configured_obeys():
         log.info("loader.started")
     finally:
         structlog.configure(**before)
+
     assert seen == ["info loader.started"]
 
 
@@ -66,6 +67,7 @@ CASES = {
 @pytest.mark.parametrize("code", CASES)
 def test_events_go_to_structlog_or_logging_as_they_are_configured_and_else_warnings_to_stderr(code):
     done = subprocess.run([sys.executable, "-c", code + EVENTS], capture_output=True, text=True, check=True)
+
     for text, start in zip((done.stdout, done.stderr), CASES[code], strict=True):
         assert text.startswith(start or "")
         assert bool(text) == bool(start)
@@ -80,6 +82,7 @@ def test_what_the_application_has_told_logging_holds(caplog):
         log.warning("row.bad", path="/a", line=3)
     with caplog.at_level("CRITICAL", "asyncdata"):
         get_logger("asyncdata.y").warning("row.bad")
+
     started, bad = caplog.records
     assert (started.levelname, started.name, started.getMessage()) == ("INFO", "asyncdata.x", "loader.started n=1")
     assert (bad.levelname, bad.getMessage()) == ("WARNING", "row.bad path='/a' line=3")
@@ -94,7 +97,9 @@ def test_a_logger_neither_imports_structlog_nor_configures_anything():
         "assert not logging.getLogger('asyncdata').handlers; "
         "import structlog; get_logger('asyncdata.x').warning('a'); assert not structlog.is_configured()"
     )
+
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "asyncdata: a\nasyncdata: a\n")
 
 
@@ -134,6 +139,7 @@ def test_of_a_module_that_cannot_be_imported_its_own_frames_are_left(tmp_path, m
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError) as raised:
         resolve_path("broken_here:fn")
+
     lines = user_traceback(raised.value).splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert [line.strip().split(", ")[1:] for line in lines if line.startswith('  File "')][-2:] == [

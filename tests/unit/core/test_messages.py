@@ -39,7 +39,9 @@ TOKENIZED = Tokenized(
 def test_the_samples_of_a_reply_are_sent_from_where_they_lie():
     tokens, values = bytes(100_000), bytes(70_000)
     reply = msgspec.structs.replace(TOKENIZED, tokens=tokens, columns={"prompt_text": Column(values, b"")})
+
     sent = pieces(1, reply)
+
     assert {id(tokens), id(values)} <= set(map(id, sent))
     assert sum(len(piece) for piece in sent if piece is not tokens and piece is not values) < 500
 
@@ -84,6 +86,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_each_object_is_what_it_is_by_itself(way):
     refs = way(packed(STAMPS))
+
     expected = list(map(file_of, STAMPS))
     assert list(refs) == refs[:] == [refs[number] for number in range(-4, 0)] == expected
     assert list(refs.paths) == [file.path for file in expected]
@@ -102,6 +105,7 @@ def test_their_fingerprint_is_that_of_files(num_objects):
         for stamp in STAMPS
     ]
     files = list(map(file_of, stamps))
+
     expected = data_fingerprint(files)
     assert data_fingerprint(packed(stamps)) == data_fingerprint(sent(packed(stamps))) == expected
 
@@ -135,11 +139,13 @@ def test_very_many_objects_are_opened_without_a_value_for_each_and_digested_when
     made = []
     of_one = real("object_of_many")
     change(monkeypatch, object_of_many=lambda self, number: made.append(number) or of_one(self, number))
+
     blocks = opened(3000)
     with monkeypatch.context() as patch:
         patch.setattr("asyncdata.core.identity.short_digest", None)
         assert blocks.fingerprint()["num_files"] == 3000
     blocks.check_unchanged()
+
     assert blocks.num_blocks == 3000
     assert blocks.blocks([2999])[0].stop == 3
     assert len(made) < 70  # those of which the first bytes are read

@@ -33,6 +33,7 @@ LOOK_ALIKES = [{"__ndarray__": 1}, {"__bytes__": "eA=="}, {"__tuple__": [1]}, {"
 def test_a_value_comes_back_as_it_was():
     for value in (*VALUES, *LOOK_ALIKES, {"a": {"__dunder__": (b"x",)}}):
         back = carried(value)
+
         assert back == value
         assert type(back) is type(value)
 
@@ -48,6 +49,7 @@ ARRAYS = [
 def test_an_array_comes_back_with_its_type_shape_and_bits():
     for array in ARRAYS:
         back = carried(array)
+
         assert (back.dtype.str, back.shape, back.tobytes()) == (array.dtype.str, array.shape, array.tobytes())
         dtype, shape, text = to_builtins(array)["__ndarray__"]
         assert (dtype, tuple(shape), type(text)) == (array.dtype.str, array.shape, str), "no list of numbers"
@@ -65,6 +67,7 @@ def test_an_array_comes_back_with_its_type_shape_and_bits():
 )  # fmt: skip
 def test_subclasses_become_what_a_decoder_can_give_back(value, plain):
     found = to_builtins(value)
+
     assert found == plain
     assert type(found) is type(plain)
     if isinstance(found, dict):
@@ -83,6 +86,7 @@ def test_subclasses_become_what_a_decoder_can_give_back(value, plain):
 def test_what_cannot_be_kept_without_loss_is_refused_by_name(value, kind):
     with pytest.raises(TypeError) as caught:
         to_builtins({"rollout": [1, {"images": (0, value)}]})
+
     assert str(caught.value) == f"$.rollout[1].images[1] is a {kind}, which a snapshot cannot hold"
 
 

@@ -75,6 +75,7 @@ def sample(chunk: Neighbours) -> Sample:
 @given(places=st.lists(st.tuples(*[st.integers(0, 2**70)] * 3)))
 def test_positions_are_read_back_as_they_are_written_and_ordered_as_they_come(places):
     positions = [Position(*place) for place in places]
+
     assert [Position.parse(str(position)) for position in positions] == positions
     assert sorted(positions) == [Position(*place) for place in sorted(places)]
     assert str(Position()) == "0:0:0"
@@ -84,6 +85,7 @@ def test_positions_are_read_back_as_they_are_written_and_ordered_as_they_come(pl
 def test_what_is_no_position_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="EPOCH:WINDOW:ROW, as 0:3:128; got") as caught:
         Position.parse(text)
+
     assert repr(text) in str(caught.value)
 
 
@@ -97,6 +99,7 @@ def test_a_line_number_counts_from_one_and_is_the_last_one_where_the_file_has_sh
     path.write_bytes(data)
     starts = [0] + [place + 1 for place, byte in enumerate(data[:-1]) if byte == ord("\n")]
     numbers = range(1, len(starts) + 1)
+
     for number, start in [*zip(numbers, starts, strict=True)][-3:]:
         assert SourceLocation(str(path), start, 1).line_number() == number
     assert SourceLocation(str(path), len(data) + 1000, 1).line_number() == data.count(b"\n") + 1
@@ -108,12 +111,14 @@ def test_a_field_is_decoded_when_it_is_touched_once_and_alone_and_never_where_it
     setattr(assigned, name, None)
     assert getattr(assigned, name) is None
     assert (sample.index, sample.group_index, sample.status, chunk.asked) == (10, 5, Status.PENDING, [])
+
     assert getattr(sample, name) is getattr(sample, name)
     assert chunk.asked == [name]
 
 
 def test_labels_are_the_tokens_where_the_samples_spans_say_so_and_its_own(chunk, monkeypatch):
     one, other = made_of(chunk, 4), made_of(chunk, 4)
+
     assert one.labels.tolist() == [4, -100, 6]
     assert one.labels.dtype == np.int32
     assert one.labels is one.labels
@@ -127,6 +132,7 @@ def test_labels_are_the_tokens_where_the_samples_spans_say_so_and_its_own(chunk,
 
 def test_the_fields_of_a_sample_made_by_hand_are_empty_and_its_own():
     one, other = Sample(), Sample()
+
     assert (one.prompt, one.label, one.metadata, one.extra, one.position, one.source) == ("", None, {}, {}, None, None)
     assert (one.tokens.dtype, one.tokens.shape) == (np.int32, (0,))
     assert one.metadata is one.metadata is not other.metadata
@@ -135,6 +141,7 @@ def test_the_fields_of_a_sample_made_by_hand_are_empty_and_its_own():
 
 def test_samples_are_equal_only_to_themselves_and_have_no_other_fields(chunk):
     one, other = made_of(chunk, 0, 1, 1), made_of(chunk, 0, 1, 1)
+
     assert one == one
     assert one != other
     assert len({one, other}) == 2
@@ -157,9 +164,11 @@ def test_a_detached_sample_owns_what_it_has_and_lets_go_of_its_chunk():
     sample.label = "mine"
     del chunk
     assert gone() is not None
+
     sample.detach()
     tokens = sample.tokens
     sample.detach()
+
     assert gone() is None
     assert sample.tokens is tokens
     assert (tokens.base, tokens.flags.writeable, tokens.tolist()) == (None, True, [4, 5, 6])
@@ -176,6 +185,7 @@ def by_pickle(sample: Sample) -> Sample:
 def test_a_clone_has_every_value_and_no_chunk(sample, chunk, clone):
     sample.reward, sample.status, sample.rollout_log_probs = 0.5, Status.COMPLETED, [-0.1]
     found = clone(sample)
+
     assert found.to_dict() == sample.to_dict()
     assert found.status is Status.COMPLETED
     assert chunk not in gc.get_referents(found)
@@ -200,7 +210,9 @@ json_values = st.recursive(
 def test_a_sample_comes_back_from_its_dict(tokens, label, extra, status, position, reward):
     fields = {"label": label, "extra": extra, "status": status, "position": position, "reward": reward}
     sample = Sample(tokens=np.array(tokens, np.int32), index=3, group_index=1, source=LOCATION, **fields)
+
     found = Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
+
     assert {name: getattr(found, name) for name in fields} == fields
     assert isinstance(found.status, Status)
     assert (found.tokens.dtype, found.tokens.tolist()) == (np.int32, tokens)
@@ -209,6 +221,7 @@ def test_a_sample_comes_back_from_its_dict(tokens, label, extra, status, positio
 
 def test_a_dict_holds_every_public_field_as_builtins_and_one_of_an_older_version_may_lack_some(sample):
     values = sample.to_dict()
+
     assert list(values) == [name for name in Sample.__struct_fields__ if not name.startswith("_")]
     assert json.loads(json.dumps(values)) == values
     assert (values["position"], values["status"]) == ({"epoch": 1, "window": 2, "row": 3}, "pending")
@@ -241,5 +254,6 @@ def test_a_sample_shows_what_it_is_and_not_all_it_holds(sample):
 
 def test_help_shows_what_is_decoded_late_and_no_address_of_an_object():
     parameters = inspect.signature(Sample).parameters
+
     assert str(parameters["tokens"]).endswith("= <not decoded yet>")
     assert not [text for text in map(str, parameters.values()) if " at 0x" in text]

@@ -30,8 +30,10 @@ def kinds() -> list[type]:
 def test_a_name_that_there_is_not_is_refused_with_the_class_and_all_that_it_takes():
     for kind in kinds():
         known = ", ".join(sorted(inspect.signature(kind).parameters))
+
         with pytest.raises(ConfigError) as refused:
             kind(zzz=1)
+
         assert str(refused.value) == f"there is no setting 'zzz' of {kind.__name__}; there are {known}"
     assert not any(issubclass(getattr(ad, name), Settings) for name in OF_SAMPLES), "a call more for each"
 
@@ -69,6 +71,7 @@ def test_settings_that_are_missing_are_a_type_error_that_names_them():
 
 def test_it_is_copied_pickled_replaced_shown_and_decoded_as_any_struct():
     shuffle = Shuffle(window_blocks=3)
+
     assert copy.copy(shuffle) == copy.deepcopy(shuffle) == shuffle
     assert pickle.loads(pickle.dumps(shuffle)) == shuffle  # noqa: S301 - our own
     assert msgspec.structs.replace(shuffle, window_blocks=4) == Shuffle(window_blocks=4)
@@ -82,6 +85,7 @@ def test_it_is_copied_pickled_replaced_shown_and_decoded_as_any_struct():
 
 def test_a_long_text_keeps_its_beginning_and_its_end():
     text = str(ConfigError(f"AD481 the policy raised {'x' * 9_000_000}; repair it"))
+
     assert len(text) < 21_000
     assert text.startswith("AD481 the policy raised xxx")
     assert text.endswith("; repair it")

@@ -65,5 +65,6 @@ def test_another_error_is_a_rows(error):
 def test_what_was_handled_and_hidden_is_no_cause():
     error = following(ValueError(), handled=MemoryError())
     assert is_shortage(error)
+
     error.__suppress_context__ = True
     assert not is_shortage(error)

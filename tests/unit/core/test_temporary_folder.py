@@ -53,6 +53,7 @@ def test_a_folder_is_private_and_gone_when_it_is_closed_or_garbage(place):
     folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
     assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700
     assert set(place.iterdir()) == {Path(folder.path), Path(other.path)}
+
     folder.close()
     folder.close()
     del other
@@ -66,9 +67,11 @@ def test_what_a_killed_process_left_goes_when_the_next_folder_is_made_and_a_livi
     end(killed)
     assert (left / "copy").exists()
     assert left.is_relative_to(place)
+
     folder = TemporaryFolder("copy")
     assert {path.resolve() for path in place.iterdir()} == {used.resolve(), Path(folder.path).resolve()}
     assert (used / "copy").read_text() == "rows"
+
     folder.close()
     end(living)
     assert list(place.iterdir()) == []
@@ -136,6 +139,7 @@ def test_where_it_cannot_be_told_whether_a_folder_is_in_use_it_is_never_taken_fo
     process, folder = owner(place, f"{lacks}\n{OWNER}")
     TemporaryFolder("rows").close()
     assert (folder / "copy").exists()
+
     process.kill()
     end(process)
     TemporaryFolder("rows").close()

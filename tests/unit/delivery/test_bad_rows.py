@@ -29,6 +29,7 @@ def test_each_row_is_appended_as_a_line_before_it_is_passed_over(tmp_path, monke
     for _ in range(2):
         Quarantine(str(path)).add(ERROR)
         assert sizes[-1] == path.stat().st_size, "it is durable"
+
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == [RECORD, RECORD]
     assert path.read_bytes().endswith(b"\n")
     assert path.stat().st_mode & 0o777 == 0o600, "its owner's alone"
@@ -45,6 +46,7 @@ def test_each_row_is_appended_as_a_line_before_it_is_passed_over(tmp_path, monke
 def test_a_row_is_one_event_in_the_log_with_its_line_its_number_or_its_byte(place, named):
     with capture_logs() as events:
         Quarantine(None).add(BadRowError("AD101", "cut off \u00fc", path="s3://bucket/rows", **place))
+
     expected = {"event": "row.bad", "code": "AD101", "path": "s3://bucket/rows", "reason": "cut off \u00fc", **named}
     assert events == [expected | {"log_level": "warning"}]
 
@@ -52,6 +54,7 @@ def test_a_row_is_one_event_in_the_log_with_its_line_its_number_or_its_byte(plac
 def test_what_cannot_be_encoded_is_escaped_and_a_link_is_not_followed(tmp_path):
     target, path = tmp_path / "target", tmp_path / "quarantine.jsonl"
     path.symlink_to(target)
+
     with pytest.raises(QuarantineError, match="^AD605 cannot write to .*symbolic links"):
         Quarantine(str(path)).add(ERROR)
     assert not target.exists()
@@ -65,7 +68,9 @@ def test_each_row_is_read_once_however_often_it_was_written(tmp_path):
     later = BadRowError("AD110", "now another", path="/rows", line=3, byte_offset=9)
     for error in (ERROR, other, ERROR, later):
         Quarantine(str(path)).add(error)
+
     found = read_quarantine(str(path))
+
     assert [(entry.code, entry.place) for entry in found.entries] == [
         ("AD110", "/rows:3"),
         ("AD421", "/t.parquet (row 7)"),
@@ -83,6 +88,7 @@ def test_a_disk_that_fills_up_within_a_line_leaves_no_half_of_it(tmp_path, monke
         nonlocal room
         if room == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
         written = write(fd, data[:room])
         room -= written
         return written
@@ -103,8 +109,10 @@ def test_half_a_line_that_a_killed_process_left_does_not_swallow_the_next_entry(
     quarantine.add(error_at(1))
     whole = path.read_bytes()
     path.write_bytes(whole + b"[1]\n\xff\n" + whole[:-20])
+
     quarantine.add(error_at(2))
     quarantine.add(error_at(3))
+
     found = read_quarantine(str(path))
     assert [entry.line for entry in found.entries] == [1, 2, 3]
     assert (found.times, found.num_unreadable) == ([1, 1, 1], 3), "lines that say nothing of a row are counted"
@@ -118,7 +126,9 @@ def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
         file.truncate(64 << 20)
     Quarantine(str(path)).add(error_at(7))
     tracemalloc.start()
+
     found = read_quarantine(str(path))
+
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20

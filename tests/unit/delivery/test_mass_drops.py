@@ -28,6 +28,7 @@ class Told:
 
 def test_a_file_is_told_of_once_a_reason_from_twenty_rows_and_more_than_five_percent_on():
     told = Told(3)
+
     assert told.see([0] * 400, {"long": [*range(0, 19)]}) == []
     assert told.see([0] * 1, {"long": [0]}) == [], "20 of 401 are not more than 5 percent"
     assert told.see([0] * 1, {"long": [0]}) == [("long", "0", 21, 402)]
@@ -38,6 +39,7 @@ def test_a_file_is_told_of_once_a_reason_from_twenty_rows_and_more_than_five_per
 
 def test_what_is_left_out_on_purpose_is_not_told_and_what_comes_again_is_counted_anew():
     told = Told(1)
+
     assert (
         told.see([0] * 100, {"excluded": [*range(0, 100)], "journal": [*range(0, 100)], "long": [*range(0, 15)]}) == []
     )
@@ -47,9 +49,11 @@ def test_what_is_left_out_on_purpose_is_not_told_and_what_comes_again_is_counted
 
 def test_a_file_that_stands_out_is_told_of_after_the_whole_source_and_named_files_do_not_count_for_it_again():
     told = Told(10)
+
     assert told.see([row % 10 for row in range(100)], {"long": [*range(30)]}) == [("long", "", 30, 100)]
     assert told.see([3] * 20, {"long": [*range(20)]}) == [("long", "3", 23, 30)]
     assert told.see([4] * 20, {"long": [*range(3)]}) == []
+
     told, others = Told(20), [1 + row % 19 for row in range(190)]
     assert told.see([0] * 40, {"long": [*range(40)]}) == [("long", "0", 40, 40)]
     assert told.see(others, {"long": [*range(19)]}) == []
@@ -58,6 +62,7 @@ def test_a_file_that_stands_out_is_told_of_after_the_whole_source_and_named_file
 
 def test_rows_of_other_ranks_do_not_count():
     ours = np.arange(1000) < 100
+
     assert Told(1).see([0] * 1000, {"bad row AD424": [*range(0, 30)]}, ours) == [("bad row AD424", "0", 30, 100)]
 
 
@@ -69,11 +74,14 @@ def test_memory_is_bounded_for_a_million_files_and_a_reason_for_each_row():
         num_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
+
     assert found == [("other reasons", "", 970, 1000)]
     assert num_bytes < 20e6
 
 
 def test_at_most_twenty_files_are_named_for_a_reason():
     told = Told(100)
+
     found = told.see([row // 20 for row in range(2000)], {"long": [*range(0, 2000)]})
+
     assert [path for _, path, _, _ in found] == [*map(str, range(20)), ""]

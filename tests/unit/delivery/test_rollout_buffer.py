@@ -56,4 +56,5 @@ UNKNOWN = (
 def test_what_cannot_enter_is_refused_by_its_number(size, groups, message):
     with pytest.raises(InvalidGroupError) as caught:
         validate_groups(groups, size, validate_groups([INSIDE], 2, []))
+
     assert str(caught.value) == message

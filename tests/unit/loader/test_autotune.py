@@ -109,4 +109,5 @@ def test_what_it_may_do_follows_from_the_settings_and_the_machine(monkeypatch, s
     change(monkeypatch, cpus_of_a_loader=lambda: 12)
     change(monkeypatch, free_memory_of_a_loader=lambda: 1000 * MIB)
     limits = limits_of(LoaderConfig.of(settings))
+
     assert {name: getattr(limits, name) for name in wanted} == wanted

@@ -21,6 +21,7 @@ from tests.support.parts import STRUCTS
 def refusal(**knobs: object) -> str:
     with pytest.raises(ConfigError) as caught:
         LoaderConfig.of(knobs)
+
     return str(caught.value)
 
 
@@ -38,6 +39,7 @@ def kinds(annotation: object) -> set[object]:
         return kinds(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return set(get_args(annotation))
+
     is_union = get_origin(annotation) in (Union, UnionType)
     return set().union(*map(kinds, get_args(annotation))) if is_union else {annotation}
 
@@ -56,6 +58,7 @@ def test_the_constructor_of_a_loader_declares_the_fields_with_their_defaults(loa
 def test_the_constructor_of_a_loader_takes_what_a_field_takes(field):
     names = {**vars(declared), "Mapping": Mapping, "Any": Any}
     taken = kinds(eval(arguments(DataLoader)[field.name].annotation, names))  # noqa: S307 - our own source
+
     if field.name in STRUCTS:
         of_knobs = {"bad_rows": {"raise", "skip", "quarantine"}, "telemetry": {str, os.PathLike[str]}}
         short_forms = of_knobs.get(field.name, set())
@@ -87,6 +90,7 @@ TAKEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("given", "fields"), TAKEN.values(), ids=TAKEN)
 def test_knobs_are_taken_as(given, fields):
     found = LoaderConfig.of(given)
+
     assert found == LoaderConfig(**fields)
     assert (type(found.seed), type(found.ranks.rank)) == (int, int)
 
@@ -120,6 +124,7 @@ def test_a_knob_that_there_is_not_is_refused_with_its_place_or_name(name, messag
 def test_a_struct_may_be_written_as_a_dict(struct):
     knob = next(knob for knob, kind in STRUCTS.items() if isinstance(struct, kind))
     given = {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
+
     assert getattr(LoaderConfig.of({knob: given}), knob) == getattr(LoaderConfig.of({knob: struct}), knob) == struct
 
 
@@ -153,6 +158,7 @@ def test_a_wrong_value_in_a_struct_is_refused_and_named_with_its_struct(kind):
     for setting, value in ((setting, value) for setting, values in WRONG[kind].items() for value in values):
         with pytest.raises(ConfigError) as caught:
             kind(**{setting: value})
+
         assert str(caught.value).startswith(f"{kind.__name__}: {setting}={value!r}")
         assert refusal(**{knob: {setting: value}}) == str(caught.value)
 
@@ -188,6 +194,7 @@ def test_a_wrong_value_is_refused_and_its_knob_named(name):
 @pytest.mark.parametrize("value", [float("inf"), 1e300, 10**400, np.float64("inf")])
 def test_no_timeout_is_too_long(value):
     seconds = LoaderConfig.of({"timeout_s": value}).timeout_s
+
     assert seconds is not None
     assert 10**9 < seconds < threading.TIMEOUT_MAX
 

@@ -39,6 +39,7 @@ def test_what_cannot_work_is_refused_and_named(make, why):
 def test_leaves_have_dotted_names_in_the_order_of_the_schedule_and_weigh_by_the_bytes_of_all_their_parts():
     mix = Mix({"z": "z.jsonl", "m": Mix({"y": "y.jsonl", "b": "b.jsonl"}), "a": "a.jsonl"}, temperature=1)
     node = mix.node({"a": 100, "m.b": 150, "m.y": 50, "z": 100})
+
     assert [leaf.name for leaf in mix.leaves()] == ["a", "m.b", "m.y", "z"]
     assert [(leaf.number, leaf.name) for leaf in node.leaves()] == [*enumerate(["a", "m.b", "m.y", "z"])]
     assert node.stages == ((0, (1, 2, 1)),)
@@ -46,6 +47,7 @@ def test_leaves_have_dotted_names_in_the_order_of_the_schedule_and_weigh_by_the_
 
 def test_the_description_names_every_setting_that_decides_the_schedule():
     mix = Mix({"a": Part("a.jsonl", weight=3), "m": Part(Mix({"x": "x.jsonl"}, quota=5))}, stages={10: {"a": 1}})
+
     assert mix.node({}).description() == {
         "by": "rows",
         "quota": 1000,
@@ -96,7 +98,9 @@ def test_every_setting_is_read_and_paths_are_relative_to_the_file_that_has_them(
     (tmp_path / "mix.toml").write_text(TOML)
     web = {"parts": {"news": "news.jsonl", "old": {"mix": {"parts": {"x": "x.jsonl"}}, "weight": 2}}}
     (tmp_path / "inner" / "web.json").write_text(json.dumps(web))
+
     mix = mix_of_file(tmp_path / "mix.toml")
+
     assert (mix.by, mix.on_mix_change, mix.stages) == ("tokens", "apply", {0: None, 1000: {"math": 1}})
     math = mix.parts["math"]
     assert (math.weight, math.when_done, math.max_epochs) == (5, "leave", 2)
@@ -113,6 +117,7 @@ def test_yaml_is_read_where_it_is_installed_and_another_kind_of_file_is_refused(
     pytest.importorskip("yaml")
     for name in ("mix.yaml", "mix.txt"):
         (tmp_path / name).write_text("quota: 10\nstages: {0: parts, 50: {a: 1}}\nparts: {a: a.jsonl, b: b.jsonl}\n")
+
     mix = mix_of_file(tmp_path / "mix.yaml")
     assert (mix.quota, mix.stages, list(mix.parts)) == (10, {0: None, 50: {"a": 1}}, ["a", "b"])
     with pytest.raises(ConfigError, match=r"^AD470 a mixture is a file that ends in .toml, .yaml or .json"):
@@ -136,6 +141,8 @@ def test_yaml_is_read_where_it_is_installed_and_another_kind_of_file_is_refused(
 )
 def test_what_cannot_work_is_named_with_the_file(tmp_path, text, why):
     (tmp_path / "bad.toml").write_text(text)
+
     with pytest.raises(ConfigError, match=f"AD470 .*{why}") as refused:
         mix_of_file(tmp_path / "bad.toml")
+
     assert "bad.toml" in str(refused.value)

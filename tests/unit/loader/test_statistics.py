@@ -70,7 +70,9 @@ def test_flat_statistics_are_numbers_with_names_for_prometheus():
 def test_every_number_is_in_the_text_and_the_parser_of_prometheus_reads_it():
     parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus-client")
     now = distinct()
+
     families = {family.name: family for family in parser.text_string_to_metric_families(now.to_prometheus())}
+
     samples = [sample for family in families.values() for sample in family.samples]
     found = {(sample.name, tuple(sample.labels.items())): sample.value for sample in samples}
     measured = {(f"asyncdata_{one.field}", (one.label,) if one.label else ()): one.value for one in measurements(now)}
@@ -86,6 +88,7 @@ def test_every_number_is_in_the_text_and_the_parser_of_prometheus_reads_it():
 
 def test_every_field_is_measured_and_explained_and_labels_of_the_caller_are_on_every_number():
     now = distinct(excluded_rows={"a": 1}, unpacked_samples_total={"a": 1})
+
     fields = set(Statistics.__struct_fields__) - {"by_source"} | set(part_of(1).to_dict("source"))
     lines = now.to_prometheus({"rank": "3", "run": 'a"b'}).splitlines()
     helps = [line for line in lines if line.startswith("# HELP")]
@@ -158,8 +161,10 @@ def test_the_program_of_the_page_logs_a_number_for_each_statistic(name, tmp_path
     vars(package)["log"] = lambda values, **_: logged.append(values)
     vars(package)["init"] = lambda project: SimpleNamespace(log=vars(package)["log"])
     monkeypatch.setitem(sys.modules, name, package)
+
     with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, batch_size=5) as loader:
         exec(found[1], {"loader": loader, "train": lambda batch: len(batch) / 2})  # noqa: S102
+
     assert [(values["loss"], values["data/samples"]) for values in logged] == [(2.5, 5), (2.5, 10)]
     assert [key for key, value in logged[-1].items() if not isinstance(value, int | float | None)] == []
     assert len(found[1].splitlines()) <= MAX_LINES
@@ -179,6 +184,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_loader_names_its_source_and_its_position(folder):
     with DataLoader(f"{folder}/*.jsonl", tokenize_fn=tokens, num_workers=0, buffer_size=8) as loader:
         loader.get_next_batch(3)
+
         assert re.fullmatch(
             rf"<DataLoader source: {re.escape(str(folder))}/a<b>.jsonl and 1 more files, size: 0.0 MB, "
             r"position: 0:0:3, "
@@ -190,6 +196,7 @@ def test_a_loader_names_its_source_and_its_position(folder):
         if pid == 0:
             os._exit(0 if "the process that forked this one" in repr(loader) else 1)
         assert os.waitpid(pid, 0)[1] == 0
+
     assert repr(loader).endswith("closed: the loader was closed at the end of its `with`>")
 
 
@@ -201,6 +208,7 @@ def test_a_notebook_shows_a_table_and_no_markup_of_a_name_nor_what_gives_access_
     with DataLoader(str(folder / name), tokenize_fn=tokens, num_workers=0) as loader:
         table = loader._repr_html_()
         assert "5EC3E7" not in repr(loader)
+
     assert "<caption>DataLoader</caption>" in table
     assert shown in table
     assert hidden not in table
@@ -208,8 +216,10 @@ def test_a_notebook_shows_a_table_and_no_markup_of_a_name_nor_what_gives_access_
 
 def test_a_loader_whose_constructor_failed_can_be_printed(folder):
     loader = DataLoader.__new__(DataLoader)
+
     with pytest.raises(ConfigError):
         loader.__init__(str(folder / "c.jsonl"), tokenize_fn=tokens, num_workers=-1)
+
     assert repr(loader) == "<DataLoader closed: the loader's constructor failed>"
 
 
@@ -237,6 +247,7 @@ def explained(now: Statistics, oldest: Any = None, *, is_started: bool = True, i
 )
 def test_the_stage_that_starves_is_named(now, settings, expected):
     message, facts = explained(now, **settings)
+
     assert re.match(expected, facts["stage"])
     assert "oldest row" not in message
     assert "try: a longer timeout_s" in message or "is_indexing" not in settings

@@ -35,12 +35,14 @@ class Shown:
 def test_a_wait_that_lasts_is_shown_and_its_end_as_well():
     shown = Shown()
     progress = WaitProgress("bar", 0.0, lambda _: shown)
+
     with progress.waiting(lambda: "the row index"):
         assert shown.next() == "the row index"
     assert shown.next(unlike="the row index") == "end"
     with progress.waiting(lambda: "the next window"):
         assert shown.next() == "the next window"
     progress.close()
+
     assert shown.next(unlike="the next window") == "end"
 
 
@@ -53,6 +55,7 @@ def test_a_short_wait_is_not_shown_and_nothing_is_started_where_nothing_is_to_be
         with progress.waiting(lambda: "nothing"):
             pass
     progress.close()
+
     assert shown.said.empty()
 
 
@@ -69,12 +72,14 @@ def test_a_display_that_fails_is_a_warning_and_the_wait_lasts(caplog, monkeypatc
     with progress.waiting(lambda: "the row index"):
         assert shown.next() == "the row index"
     progress.close()
+
     assert [record.event for record in caplog.records] == ["progress.failed"]
 
 
 def test_events_come_each_time_the_wait_has_doubled(caplog):
     caplog.set_level(logging.INFO)
     show(wait_progress._display("log"), 2.0, 3.0, 4.0, 5.0, 8.0, 15.9, 16.0)  # noqa: SLF001
+
     assert [record.fields["waited_s"] for record in caplog.records] == [2.0, 4.0, 8.0, 16.0]
 
 
@@ -87,8 +92,10 @@ def show(display: wait_progress.Display, *waited_s: float) -> None:
 def test_without_rich_and_where_they_are_asked_for_there_are_lines(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
+
     for way in ("bar", "lines"):
         show(wait_progress._display(way), 2.0, 3.0)  # noqa: SLF001
+
     assert sys.stderr.getvalue() == 2 * "asyncdata: the row index (2 s)\n"
 
 
@@ -102,10 +109,12 @@ def test_with_rich_there_is_a_bar_that_disappears_and_leaves_what_the_program_pr
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", Terminal())
+
     display = wait_progress._display("bar")  # noqa: SLF001
     display.show("[the] row index", 2.0)
     print("a result")  # noqa: T201 - another thread does, while a call waits
     display.end()
+
     assert "asyncdata: [the] row index" in sys.stderr.getvalue()
     assert sys.stderr.getvalue().endswith("\x1b[2K")
     assert sys.stdout.getvalue() == "a result\n"
@@ -122,6 +131,7 @@ def test_a_notebook_whose_packages_are_not_there_breaks_nothing(monkeypatch):
     monkeypatch.setenv("JPY_PARENT_PID", "1")
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     assert way_of("auto", 0) != "bar"  # a module that is only half imported
+
     monkeypatch.setattr(ipython, "get_ipython", lambda: shell, raising=False)
     monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)  # by this rich knows a notebook
     assert way_of("auto", 0) == "bar"
@@ -143,6 +153,7 @@ def test_a_bar_is_shown_on_the_first_rank_in_a_terminal_and_events_where_someone
 ):
     caplog.set_level(logging.INFO if is_logged else logging.WARNING)
     monkeypatch.setattr(sys, "stderr", Terminal() if is_terminal else io.StringIO())
+
     assert way_of(progress, rank) == way
 
 
@@ -160,4 +171,5 @@ def test_the_oldest_of_several_waits_is_shown_on_one_display_and_it_ends_with_th
         newer.__exit__(None, None, None)
         assert shown.next(unlike=second) == "end"
     progress.close()
+
     assert displays == ["bar", "bar"]

@@ -58,11 +58,13 @@ DIGESTS = [
 def test_the_order_of_a_window_is_the_same_for_ever(kind, seed, epoch, size, window, expected):
     order = RowOrder(RowShuffle(), seed) if kind == "all rows" else Order(Shuffle(), seed, size)
     found = order.blocks(epoch, window) if kind == "blocks" else order.rows(epoch, window, size)
+
     assert blake2b(found.astype("<i8").tobytes(), digest_size=8).hexdigest() == expected
 
 
 def test_ten_blocks_and_twelve_rows_come_in_this_order_for_ever():
     order = Order(Shuffle(window_blocks=4), 42, 10)
+
     assert [order.blocks(0, window).tolist() for window in range(3)] == WINDOWS_OF_TEN[0]
     assert [order.blocks(1, window).tolist() for window in range(3)] == WINDOWS_OF_TEN[1]
     assert order.rows(0, 0, 12).tolist() == TWELVE_ROWS
@@ -73,10 +75,12 @@ def test_ten_blocks_and_twelve_rows_come_in_this_order_for_ever():
 def test_a_window_of_any_number_of_blocks_costs_the_same(num_blocks):
     order = Order(Shuffle(), 42, num_blocks)
     order.blocks(0, 0)
+
     tracemalloc.start()
     blocks = order.blocks(3, order.num_windows - 1)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+
     assert len(set(blocks.tolist())) == len(blocks) in {1023, 1024}
     assert 0 <= blocks.min() < blocks.max() < num_blocks
     assert peak_bytes < 200_000
@@ -109,6 +113,7 @@ def test_a_description_names_everything_the_order_follows_from():
     shuffle = RowShuffle(method="slime", first=1, only_kept=True, train_ratio=0.5)
     split = {"part": "eval", "train_ratio": 0.5, "split_seed": 42}
     blocks = {"seed": -5, "enabled": True, "block_bytes": 4096, "window_blocks": 1024, "num_blocks": 3}
+
     assert RowOrder(shuffle, 3).description() == settings
     assert RowOrder(msgspec.structs.replace(shuffle, part="eval"), 3).description() == settings | split
     assert Order(Shuffle(block_bytes=4096), -5, 3).description() == blocks
@@ -117,7 +122,9 @@ def test_a_description_names_everything_the_order_follows_from():
 @pytest.mark.parametrize("method", ["keyed", "none"])
 def test_the_windows_of_all_rows_hold_every_row_once_and_all_but_the_last_are_full(method: Any):
     order, num_rows = RowOrder(RowShuffle(method=method), 0), 2 * ROWS_PER_WINDOW + 5
+
     windows = [order.rows(3, window, num_rows).tolist() for window in range(3)]
+
     assert list(map(len, windows)) == [ROWS_PER_WINDOW, ROWS_PER_WINDOW, 5]
     rows = sum(windows, [])
     assert sorted(rows) == list(range(num_rows))
@@ -134,7 +141,9 @@ seeds, epochs, keys = st.integers(-(2**70), 2**70), st.integers(0, 2**40), st.in
 def test_the_windows_of_an_epoch_hold_every_block_once(num_blocks, num_windows, seed, epoch, enabled):
     window_blocks = -(-num_blocks // num_windows)
     order = Order(Shuffle(enabled=enabled, window_blocks=window_blocks), seed, num_blocks)
+
     windows = [order.blocks(epoch, window) for window in range(order.num_windows)]
+
     assert sorted(np.concatenate(windows).tolist()) == list(range(num_blocks))
     sizes = {len(window) for window in windows}
     assert max(sizes) - min(sizes) <= 1, "a short window would mix its rows badly"
@@ -156,7 +165,9 @@ def test_the_rows_of_a_window_come_once_each_with_a_key_of_any_length(num_rows, 
 )
 def test_it_sends_different_numbers_to_different_numbers_within_the_size(size, keys, numbers):
     ids = np.array(sorted({number % size for number in numbers}), dtype=np.int64)
+
     image = feistel_permutation(ids, size, keys)
+
     assert len(np.unique(image)) == len(ids)
     assert 0 <= image.min() <= image.max() < size
 
@@ -168,6 +179,7 @@ def test_it_sends_different_numbers_to_different_numbers_within_the_size(size, k
 def test_a_permutation_keeps_no_trace_of_the_old_order(size):
     order = Order(Shuffle(), 42, size)
     image = np.concatenate([order.blocks(0, window) for window in range(order.num_windows)])
+
     assert abs(np.corrcoef(np.arange(size), image)[0, 1]) < 4 / np.sqrt(size)
     assert (np.abs(np.diff(image)) == 1).sum() <= 12, "two are expected, whatever the size"
 
@@ -176,6 +188,7 @@ def test_a_permutation_keeps_no_trace_of_the_old_order(size):
 def test_the_first_of_a_window_come_from_all_over_it(kind):
     order = Order(Shuffle(window_blocks=1000), 42, 1000)
     epochs = [order.blocks(epoch, 0) if kind == "blocks" else order.rows(epoch, 0, 1000) for epoch in range(200)]
+
     counts = np.bincount(np.concatenate([epoch[:10] for epoch in epochs]) // 50, minlength=20)
     assert ((counts - 100) ** 2 / 100).sum() < 43.8  # chi square, 19 degrees of freedom: one in a thousand
 
@@ -187,6 +200,7 @@ PUBLISHED = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593
 def test_mixing_is_the_published_one_of_one_number_and_of_many():
     words = [1234567 + turn * GOLDEN & MASK for turn in range(1, 6)]
     given_words = np.array(words, np.uint64)
+
     assert mix(given_words).tolist() == [mix_one(word) for word in words] == PUBLISHED
     assert given_words.tolist() == words
 
@@ -199,6 +213,7 @@ def test_the_permutations_are_torchs_one_after_the_other(seed):
     generator = TorchGenerator(42)
     assert generator.randperm(10).tolist() == [2, 6, 1, 8, 4, 5, 0, 9, 3, 7]
     assert generator.randperm(5).tolist() == [3, 0, 1, 2, 4]
+
     torch = pytest.importorskip("torch")
     theirs, ours = torch.Generator().manual_seed(seed), TorchGenerator(seed)
     for size in (0, 1, 2, 3, 10, 1000, 12345, 0, 7):

@@ -33,6 +33,7 @@ def test_one_slow_chunk_does_not_decide_and_an_empty_one_teaches_nothing():
     assert pacer.num_rows == 32
     for row_s in [*[0.0005] * 10, 0.001]:
         pacer.learn(100, 100 * row_s)
+
     assert pacer.num_rows == int(0.05 / (0.8 * 0.0005 + 0.2 * 0.001))
 
 
@@ -43,6 +44,7 @@ def test_one_slow_chunk_does_not_decide_and_an_empty_one_teaches_nothing():
 def test_every_worker_can_have_two_chunks_of_the_channel_also_of_another_size(capacity, num_workers, num_rows):
     pacer = ChunkPacer(capacity, num_workers)
     assert learn(pacer, 0.0, 12)[-1] == num_rows
+
     pacer.resize(capacity, 4 * num_workers)
     assert pacer.num_rows == max(1, min(capacity // (8 * num_workers), 1024))
     pacer.resize(4 * capacity, num_workers)

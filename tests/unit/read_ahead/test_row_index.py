@@ -76,6 +76,7 @@ def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(b
         others = rows.copy()
         others[num_written:] += 1
         assert index.adopt(others) == is_all
+
     numbers = np.arange(expected.num_rows)
     for mine, whole in zip(index.places(numbers)[:4], expected.places(numbers)[:4], strict=True):
         assert mine.tolist() == whole.tolist()
@@ -137,6 +138,7 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
 def test_the_folder_is_where_caches_are(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_folder() == "/caches/asyncdata"
+
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert cache_folder() == "/home/me/.cache/asyncdata"
@@ -176,12 +178,14 @@ def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_pat
     folder = tmp_path_factory.mktemp("index")
     sizes = {number: make(str(folder), number, rows=rows, used_s=1000 - age) for number, age in enumerate(ages)}
     max_bytes = round(share * sum(sizes.values()))
+
     left, expected = sum(sizes.values()), set(sizes)
     for number in sorted(sizes, key=lambda number: 1000 - ages[number]):
         if left > max_bytes and number != keep:
             left -= sizes[number]
             expected.remove(number)
     removed = make_room(str(folder), max_bytes, identity(keep))
+
     assert names(folder) == {identity(number) for number in expected}
     assert sum(index.num_bytes for index in removed) == sum(sizes.values()) - left
 
@@ -210,8 +214,10 @@ def test_one_that_is_in_use_stays(tmp_path, in_use):
         os.utime(writer.path, (1, 1))
     else:
         held = hold_rows(f"{tmp_path}/{identity(1)}.rows")
+
     make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == {identity(1)}
+
     writer.close() if in_use == "written" else os.close(held)
     make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == set()
@@ -223,6 +229,7 @@ def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tm
     elsewhere.mkdir()
     (elsewhere / "row").write_text("mine")
     (tmp_path / f"{identity(1)}.rows").symlink_to(elsewhere)
+
     with pytest.raises(OSError, match="symbolic|directory|links"):
         make_room(str(tmp_path), 0, keep="")
     assert make_room(str(tmp_path / "absent"), 0, keep="") == []

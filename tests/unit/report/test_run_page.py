@@ -32,6 +32,7 @@ def test_the_page_has_its_sections_in_their_order(tmp_path):
 def test_no_text_of_a_run_is_markup_or_program(tmp_path, page):
     write_hostile_run(tmp_path / "hostile")
     found = read_page(page_of(tmp_path / "hostile", tmp_path / "h.html"))
+
     known = {tag for tag, _ in page.tags}
     assert {tag for tag, _ in found.tags} <= known
     assert sum(tag == "script" for tag, _ in found.tags) == 2
@@ -55,6 +56,7 @@ def test_tables_of_bad_rows_and_events_are_bounded_and_say_so(tmp_path):
     events = [Event(at=BEGAN + at, name="worker.lost") for at in range(number)]
     write(tmp_path / "run" / "rank-00000-0000.jsonl", [start(), *bad, *events])
     page = read_page(page_of(tmp_path / "run", tmp_path / "r.html", "--samples", 25))
+
     assert len(page.data) == 25
     assert len(page.tables["bad-rows-table"]) == len(page.tables["events-table"]) == 1 + MAX_ROWS
     assert f"The first {MAX_ROWS} of {number} bad rows" in page.text

@@ -56,6 +56,7 @@ def of_parquet(*files: list[tuple[int, int]], block_bytes: int = 100, reads: int
 def check(blocks: Any, extents: list[int], *, keeps_order: bool) -> list[Block]:
     """What holds for blocks of files that have so many bytes or rows."""
     found: list[Block] = blocks.blocks(range(blocks.num_blocks))
+
     everything = [(file_id, unit) for file_id, extent in enumerate(extents) for unit in range(extent)]
     assert [(block.file_id, unit) for block in found for unit in range(block.start, block.stop)] == everything
     assert blocks.extent == len(everything)
@@ -69,6 +70,7 @@ def check(blocks: Any, extents: list[int], *, keeps_order: bool) -> list[Block]:
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=8), block_bytes=st.integers(1, 60))
 def test_lines(sizes, block_bytes):
     found = check(of_lines(*sizes, block_bytes=block_bytes), sizes, keeps_order=True)
+
     assert all(0 < block.stop - block.start <= block_bytes for block in found)
 
 
@@ -82,6 +84,7 @@ def test_parquet_files_whose_blocks_never_cross_row_groups(files, block_bytes, r
         return
     extents = [sum(rows for rows, _ in groups) for groups in files]
     found = check(of_parquet(*files, block_bytes=block_bytes, reads=reads), extents, keeps_order=False)
+
     for file_id, groups in enumerate(files):
         mine = [block for block in found if block.file_id == file_id]
         ends = np.cumsum([0, *[rows for rows, _ in groups]]).tolist()

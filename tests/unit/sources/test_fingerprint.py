@@ -97,6 +97,7 @@ def test_a_file_digest_is_the_same_for_ever_whatever_is_added_and_however_it_is_
 ):
     path, pread = write(tmp_path / "a", content(num_bytes)), os.pread
     assert file_digest(path, num_bytes) == expected
+
     write(tmp_path / "a", content(num_bytes) + b"a new row\n")
     monkeypatch.setattr(os, "pread", lambda fd, n, offset: pread(fd, min(n, 1000), offset))
     assert file_digest(path, num_bytes) == expected
@@ -119,6 +120,7 @@ def test_every_byte_of_a_small_file_and_of_both_ends_and_the_blocks_between_of_a
     for place in places:
         data[place] ^= 1
         digests.add(file_digest(write(tmp_path / "a", data), num_bytes))
+
     assert len(digests) == 1 + len(places)
 
 
@@ -128,6 +130,7 @@ def test_of_a_huge_file_192_kib_are_read_and_its_size_counts(tmp_path, monkeypat
         file.truncate(1 << 40)
     monkeypatch.setattr(os, "pread", lambda fd, n, offset: reads.append((offset, n)) or pread(fd, n, offset))
     found = file_digest(str(path), 1 << 40)
+
     assert sum(n for _, n in reads) == 192 * KIB
     assert [offset for offset, _ in reads] == sorted(offset for offset, _ in reads)
     assert (reads[0], reads[-1]) == ((0, 64 * KIB), ((1 << 40) - 64 * KIB, 64 * KIB))
@@ -138,6 +141,7 @@ def test_of_a_huge_file_192_kib_are_read_and_its_size_counts(tmp_path, monkeypat
 @pytest.mark.parametrize(("found", "expected"), [(0, 1), (MIB - 1, MIB)])
 def test_a_file_that_shrank_is_named_with_both_sizes(tmp_path, found, expected):
     path = write(tmp_path / "a", content(found))
+
     with pytest.raises(SourceChangedError, match=f"AD302 {path} .* expected {expected} bytes, found {found}; "):
         file_digest(path, expected)
 
@@ -150,6 +154,7 @@ def test_a_file_that_cannot_be_read_is_named_and_no_descriptor_leaks(tmp_path, m
     closed, close = [], os.close
     monkeypatch.setattr(os, "close", lambda fd: closed.append(fd) or close(fd))
     monkeypatch.setattr(os, "pread", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+
     with pytest.raises(SourceError, match=f"AD305 {path} cannot be read: Input/output error; check"):
         file_digest(path, 10)
     assert len(closed) == 1
@@ -160,6 +165,7 @@ def test_a_copied_folder_holds_the_same_data_and_names_order_and_content_count(t
     shutil.copytree(tmp_path / "here", tmp_path / "there" / "deeper")
     copies = [str(tmp_path / "there" / "deeper" / os.path.basename(path)) for path in paths]
     renamed, other = write(tmp_path / "c", content(300)), write(tmp_path / "other" / "b.jsonl", bytes(300))
+
     assert data_fingerprint(refs(*paths)) == data_fingerprint([stamp(path) for path in copies])
     assert data_fingerprint(refs(*paths)) == {
         "num_files": 2,
@@ -177,6 +183,7 @@ def test_very_many_files_are_known_by_their_combined_digests_with_and_without_th
     number = MAX_LISTED_FILES + 1
     least = data_fingerprint(refs(path) * MAX_LISTED_FILES)
     before, after, changed = (data_fingerprint(refs(one) * number) for one in (path, renamed, other))
+
     assert (len(least["files"]), "content" in least) == (MAX_LISTED_FILES, False)
     assert (before["num_files"], before["num_bytes"], before["files"]) == (number, 4004, [])
     assert before["digest"] != after["digest"]
@@ -191,6 +198,7 @@ def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path):
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl")
     Path(path).write_bytes(b"row\n")
     fingerprint = data_fingerprint(refs(path))
+
     assert fingerprint["files"][0][0] == "caf\\xe9.jsonl"
     assert json.loads(json.dumps(fingerprint)) == fingerprint
 
@@ -199,6 +207,7 @@ def test_each_change_is_named_with_both_values():
     saved = {"seed": 1, "shuffle": True, "block_bytes": 65536, "gone": 1}
     order = {"seed": 2, "shuffle": True, "block_bytes": 32768, "new": "x"}
     changes = find_changes(saved, {"tokenizer": "t", "template": "p"}, order, {"tokenizer": "u", "template": "p"})
+
     assert changes == {
         "tokenizer": ("t", "u"),
         "seed": (1, 2),
@@ -324,11 +333,13 @@ def never(*_: object) -> str:
 @pytest.mark.parametrize("what", VERDICTS, ids=lambda what: what or "nothing")
 def test_the_kind_of_difference_decides_whether_a_file_is_the_same_and_other_content_never_is(what):
     unknown, large, small = file_of(SMALL, ""), file_of(LARGE, "d"), file_of(SMALL, "d")
+
     verdicts = (
         is_same(unknown, now_of(unknown, what), never),
         is_same(large, now_of(large, what), lambda: "d"),
         is_same(small, now_of(small, what), lambda: "d"),
     )
+
     assert verdicts == VERDICTS[what]
     if what:
         assert not any(is_same(file, now_of(file, what), lambda: "e") for file in (large, small))
@@ -412,9 +423,11 @@ def test_a_file_that_is_not_what_it_was_is_named_before_an_epoch(path, others, c
     files.fingerprint()  # of the content, which a snapshot has
     make, code = CHANGES[change]
     make(path)
+
     if not code:
         files.check_unchanged()
         return
+
     with pytest.raises(SourceChangedError, match=f"^{code} {path} ") as caught:
         files.check_unchanged()
     ends = {"AD302": "shrank from 100 to 90 bytes while it was read", "AD304": "It was there at the start."}
@@ -425,6 +438,7 @@ def test_what_happens_before_the_fingerprint_is_looked_at_by_stat_alone(path, ot
     files = blocks_of(path, *others)
     assert all(ref.digest for ref in blocks_of(*others).refs)
     path.chmod(0o640)
+
     files.check_unchanged()
     assert files.fingerprint() is files.fingerprint()
     path.write_bytes(EDITED)
@@ -440,6 +454,7 @@ def test_a_file_that_is_closed_to_make_room_is_looked_at_before(path, others, mo
     reader = reader_of(path, *others)
     reader.read_block(Block(0, 0, 10), 99)
     path.write_bytes(EDITED)
+
     with pytest.raises(FileChangedError, match=r"^AD303 .*rows\.jsonl"):
         for number in range(1, 33):
             reader.read_block(Block(number, 0, 10), 99)

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 def test_the_order_of_files_and_rows_is_the_same_for_ever():
     order = StreamOrder(Shuffle(), 42, 9)
+
     assert order.files(0) == [1, 3, 4, 6, 8, 0, 2, 7, 5]
     assert order.files(1) == [8, 6, 0, 4, 1, 5, 2, 3, 7]
     assert order.rows(1, 2, 9).tolist() == [4, 7, 0, 8, 3, 1, 6, 5, 2]
     assert [order.key(0), order.key(1)] == [1551201877, 2132987933]
     expected = shuffled_rows(100, order_keys(42, 3, "rows 5")[0])  # as those of blocks are
     assert np.array_equal(order.rows(3, 5, 100), expected)
+
     lying = StreamOrder(Shuffle(enabled=False), 42, 5)
     assert (lying.files(3), lying.rows(3, 2, 4).tolist(), lying.key(3)) == ([0, 1, 2, 3, 4], [0, 1, 2, 3], 0)
     described = {"seed": 42, "enabled": True, "block_bytes": 32768, "window_blocks": 1024, "num_files": 9}
@@ -39,7 +41,9 @@ def rows_of_a_module(epoch: int) -> Iterator[dict[str, int]]:
 def test_bytes_are_a_rows_own_text_and_a_row_that_is_too_long_has_none():
     made = [b'{"id":  1}', {"id": 2}, b"no json", {"a": "x" * 99}]
     stream = IterableSource(lambda epoch: made, max_row_bytes=20).open(1024)
+
     found = stream.read(StreamOrder(Shuffle(), 0, 1), 0, None, bool)
+
     assert [text for rows in found for text in texts_of(rows, 20)] == [b'{"id":  1}', b'{"id":2}', b"no json", None]
     assert IterableSource(list, max_row_bytes=1 << 40).open(1024).max_row_bytes == MAX_ROW_BYTES
     assert rows_of(IterableSource(lambda epoch: made, max_row_bytes=20), bad_rows="skip") == [{"id": 1}, {"id": 2}]
@@ -66,6 +70,7 @@ def test_what_is_wrong_with_the_function_is_told_after_its_examples_and_closes_i
             is_closed.append(True)
 
     found, error = read_until_fault(IterableSource(make))
+
     assert [row["id"] for row in found] == list(range(300))
     assert words in str(error)
     assert is_closed == [True]

@@ -77,7 +77,9 @@ def test_a_file_cut_anywhere_reads_as_its_whole_lines(tmp_path_factory, cut):
     write_run(folder)
     data = (folder / FIRST).read_bytes()[:cut]
     (folder / FIRST).write_bytes(data)
+
     found = read_start(folder / FIRST)
+
     if found is None:
         assert b"\n" not in data
         return
@@ -141,6 +143,7 @@ def test_any_chain_of_crashes_gives_the_samples_with_the_smallest_keys(tmp_path_
             header = msgspec.structs.replace(start(rank, number, first), max_samples=most)
             last = telemetry_files.interval(rank, number, 1, end, end - first)
             write(folder / f"rank-{rank:05}-{number:04}.jsonl", [header, *found, last])
+
     stream = sorted(map(telemetry_files.sample, range(end)), key=lambda sample: sample.key)
     of_each = [[sample for sample in stream if sample.source == source][:most] for source in ("math", "code")]
     assert read(folder).samples() == sorted(sum(of_each, []), key=lambda sample: sample.place)
@@ -197,6 +200,7 @@ class Files(RuleBasedStateMachine):
         def limited(fd, data):
             if not self.room:
                 raise OSError(28, "No space left on device")
+
             number = write(fd, data[: self.room])
             self.room -= number
             return number

@@ -104,12 +104,14 @@ def test_rows_are_accepted_and_refused_as_by_json(raw):
         expected: Any = loads(raw)
     except ValueError:
         expected = None
+
     keys = ["input", "label", "in\u00e9"]
     if not isinstance(expected, dict):
         for read in (decode_object, RowDecoder(keys)):
             with pytest.raises(RowFault):
                 read(raw)
         return
+
     assert same(decode_object(raw), expected)
     found = {key: decode_value(text) for key, text in zip(keys, RowDecoder(keys)(raw), strict=True) if text is not None}
     assert same(found, {key: expected[key] for key in keys if key in expected})
@@ -122,7 +124,9 @@ def test_rows_are_accepted_and_refused_as_by_json(raw):
 def test_only_the_keys_asked_for_are_taken_and_stay_as_they_are(keys):
     texts = {"input": b'"caf\xc3\xa9"', "label": b"[1, 2.50]", 'in"put': b"3", "a\\b": b"4"}
     row = b"{%s}" % b", ".join(json.dumps(key).encode() + b": " + text for key, text in texts.items())
+
     found = RowDecoder(keys)(memoryview(row))
+
     assert [text and decode_value(text) for text in found] == [json.loads(texts.get(key, "null")) for key in keys]
     if "label" in keys:  # without an escape in a key, the bytes are the row's own
         assert [text and bytes(text) for text in found] == [texts.get(key) for key in keys]
@@ -130,6 +134,7 @@ def test_only_the_keys_asked_for_are_taken_and_stay_as_they_are(keys):
 
 def test_the_last_of_two_equal_keys_counts_and_a_value_of_another_key_is_checked_but_not_decoded():
     raw = b'{"input": 1, "in\\u0070ut": 2}'
+
     assert decode_object(raw) == {"input": 2}
     assert [bytes(text or b"") for text in RowDecoder(["input"])(raw)] == [b"2"]
     assert RowDecoder(["x"])(b'{"other": ' + b"9" * 5000 + b"}") == (None,)
@@ -153,6 +158,7 @@ def test_the_nesting_limit_does_not_depend_on_the_python_version(opening, closin
     for read in (decode_object, RowDecoder(["other"])):
         with pytest.raises(RowFault, match="nested deeper than 512"):
             read(memoryview(row(depth + 1)))
+
     in_strings = json.dumps({"input": '[{"' * 2000, "label": ['\\"[', "\\"] * 600}).encode()
     assert decode_object(in_strings) == json.loads(in_strings)
     assert RowDecoder(["label"])(in_strings)[0] is not None
@@ -175,6 +181,7 @@ def test_a_missing_key_lists_the_keys_of_the_row_and_suggests_one():
 
 def test_an_excerpt_is_one_short_line_and_a_fault_can_always_be_sent():
     fault = RowFault("AD421", "it said \ud800", b'{"a": "\xff\n\xe2\x82"', "Traceback:\n\udfff")
+
     encode(RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
     assert (fault.reason, fault.excerpt) == ("it said \\ud800", '{"a": "\\\\xff\\n\\\\xe2\\\\x82"')
     assert excerpt(b"a" * 80) == "a" * 80

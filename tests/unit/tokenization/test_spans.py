@@ -48,6 +48,7 @@ def is_in(token: Span, block: Span) -> bool:
     start, stop = token
     if start == stop:
         return block[0] <= start < block[1]
+
     return all(block[0] <= place < block[1] for place in range(start, stop))
 
 
@@ -55,6 +56,7 @@ def is_in(token: Span, block: Span) -> bool:
 @given(offsets=tilings(), blocks=span_lists())
 def test_a_token_is_trained_if_all_its_characters_are_in_one_block(offsets, blocks):
     spans = token_spans(Offsets.of(offsets), blocks)
+
     assert covered(spans, len(offsets)) == [any(is_in(token, block) for block in blocks) for token in offsets]
     assert all(start < stop for start, stop in spans)
     assert all(one[1] < other[0] for one, other in zip(spans, spans[1:], strict=False))
@@ -70,6 +72,7 @@ def begins(token: Span, block: Span, text: str) -> bool:
 @given(offsets=tilings(), blocks=span_lists(), text=st.text("ab ", min_size=64, max_size=64))
 def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):
     spans, straddling = trained_tokens(Offsets.of(offsets), blocks, text)
+
     trained = [any(is_in(token, block) or begins(token, block, text) for block in blocks) for token in offsets]
     touched = [any(max(token[0], block[0]) < min(token[1], block[1]) for block in blocks) for token in offsets]
     assert covered(spans, len(offsets)) == trained

@@ -85,8 +85,10 @@ def test_tokens_are_those_of_transformers(edited, config):
     transformers = pytest.importorskip("transformers", minversion="5.23", reason="the oracle is not installed")
     folder = edited(**config)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
+
     files = TokenizerFiles(str(folder))
     ours = files.load()
+
     for add in (False, True):
         encodings = ours.encode_batch_fast(TEXTS, add_special_tokens=add)
         assert [each.ids for each in encodings] == theirs(TEXTS, add_special_tokens=add)["input_ids"]
@@ -101,8 +103,10 @@ def test_nothing_is_truncated_or_padded_and_the_padding_token_is_a_named_token(e
     tokenizer.enable_truncation(max_length=3)
     tokenizer.enable_padding(pad_token="<|im_start|>", length=8)
     tokenizer.save(path)
+
     files = TokenizerFiles(str(folder))
     loaded = files.load()
+
     assert (loaded.truncation, loaded.padding) == (None, None)
     assert [len(each.ids) > 3 for each in loaded.encode_batch_fast(TEXTS[:2])] == [True, True]
     assert files.special_tokens.get("pad_token") is None
@@ -115,7 +119,9 @@ def test_nothing_is_truncated_or_padded_and_the_padding_token_is_a_named_token(e
 def test_a_folder_without_a_configuration_will_do(edited):
     folder = edited()
     (folder / "tokenizer_config.json").unlink()
+
     files = TokenizerFiles(str(folder))
+
     assert (files.special_tokens, files.chat_templates) == ({}, {})
     assert files.load().token_to_id("<|im_end|>") == 2
 
@@ -143,7 +149,9 @@ TEMPLATES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 @pytest.mark.parametrize(("config", "expected"), TEMPLATES.values(), ids=TEMPLATES)
 def test_chat_templates_are_found_where_transformers_finds_them(edited, config, expected):
     folder = edited(**config)
+
     assert TokenizerFiles(str(folder)).chat_templates == expected
+
     transformers = pytest.importorskip("transformers", minversion="5.23", reason="the oracle is not installed")
     theirs = transformers.AutoTokenizer.from_pretrained(folder).chat_template or {}
     assert ({"default": theirs} if isinstance(theirs, str) else theirs) == expected
@@ -154,6 +162,7 @@ def test_the_digest_is_of_the_content(edited, small_tokenizer):
         return TokenizerFiles(str(folder)).digest()
 
     original = digest(small_tokenizer)
+
     assert digest(edited()) == original
     assert digest(edited(chat_template="X", model_max_length=1, pad_token="<|im_end|>")) == original
     changed = [
@@ -177,9 +186,11 @@ def test_a_folder_is_used_as_it_is_and_a_hub_name_is_fetched_once_and_only_the_t
     snapshot = shutil.copytree(small_tokenizer, tmp_path / "snapshots" / COMMIT)
     download = Mock(return_value=str(snapshot))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
     for name in (str(small_tokenizer), small_tokenizer.name, f"~/{small_tokenizer.name}"):
         assert resolve(name, revision="ignored") == (str(small_tokenizer), None)
     assert resolve("org/model", "main") == (str(snapshot), COMMIT)
+
     assert download.mock_calls == [call("org/model", revision="main", allow_patterns=list(PATTERNS))]
     assert not any("safetensors" in pattern or pattern == "*" for pattern in PATTERNS)
 
@@ -229,5 +240,6 @@ def test_a_damaged_file_is_named(edited, name, content, reason):
         (folder / name).write_bytes(content)
     elif content is None:
         (folder / name).mkdir()
+
     with pytest.raises(ConfigError, match=f"AD413 .*{reason}"):
         TokenizerFiles(str(folder)).load()

@@ -30,6 +30,7 @@ def make(request):
         from tests.support.parts import ClusterExecutor
 
         return lambda _: ClusterExecutor(RayExecutor(num_workers=2, num_cpus=0.5))
+
     return InlineExecutor if request.param == "inline" else lambda _: process_pool(2)
 
 
@@ -55,6 +56,7 @@ async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
         await client.until(lambda: all(client.replies[number] for number in asked))
         await client.tokenized(window)  # one more, after all others: no request is answered twice
         nothing = await client.tokenized(window, 3, 3)
+
     for number, first in asked.items():
         (reply,) = client.replies[number]
         assert ids_of(reply) == list(range(first, first + 7))
@@ -67,6 +69,7 @@ async def test_requests_may_come_before_the_start(make, rows):
     early = [client.ask(scan) for scan in window.scans()]
     async with client.running():
         (scanned,) = await client.answers(early)
+
     assert window.add(0, scanned)
     assert window.num_rows == 20
 
@@ -110,6 +113,7 @@ async def test_an_executor_cancelled_inside_a_row_stops_at_once(make, rows, gate
         async with client.reading() as window:
             client.ask(window.request(0, 1))
             await until(gate.began.exists)
+
     gate.open()  # the abandoned thread ends
 
 
@@ -123,6 +127,7 @@ async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, row
         executor.forget()
         executor.slots.release(window.slot)
         assert free_slots(executor) == NUM_SLOTS - 1
+
         gate.open()
         await until(lambda: free_slots(executor) == NUM_SLOTS)
 
@@ -135,6 +140,7 @@ async def test_a_reused_slot_shows_no_stale_bytes(make, jsonl_file):
         assert ids_of(await client.tokenized(first)) == list(range(60))
         client.executor.slots.release(first.slot)
         await until(lambda: free_slots(client.executor) == NUM_SLOTS)
+
         window = await client.window()
         assert window.slot == first.slot
         assert ids_of(await client.tokenized(window, 30, 60)) == list(range(30, 60))
@@ -147,6 +153,7 @@ async def test_each_row_has_its_own_fate_also_in_a_batch(make, jsonl_file, funct
     rows = [{"id": i, "do": fates.get(i, "id"), "pad": "x" * (5000 if i in (0, 9) else 9)} for i in range(10)]
     path = jsonl_file([*rows, b"\xff\xfe", b"[4]"])
     reply = await tokenized(make(function), path, function, block_bytes=512, slack_bytes=64, max_row_bytes=4000)
+
     dropped = {reason: np.frombuffer(rows, np.int32).tolist() for reason, rows in reply.drops.items()}
     assert dropped == {"tokenize_fn": [2], "too dull": [3, 5]}
     assert [(error.row, error.code, error.reason) for error in reply.errors[:4]] == [
@@ -167,6 +174,7 @@ async def test_rows_that_are_not_wholly_in_the_slot_are_read_again(make, jsonl_f
     async with client.reading() as window:
         request = window.request(0, 80)
         reply = await client.answer(client.ask(request))
+
     assert len(request.overflow) > 20
     assert [value_of(reply, "prompt", i) for i in range(80)] == texts
 
@@ -248,4 +256,5 @@ async def test_a_function_that_cannot_be_opened_again_stays_in_use(make, rows, t
             while "workers.not_reopened" not in {event["event"] for event in events}:
                 assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
             assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
+
     assert "workers.reopened" not in {event["event"] for event in events}

@@ -74,18 +74,21 @@ def machine(tmp_path, monkeypatch):
 def test_what_may_be_used_is_the_least_of_all_limits(machine, own, groups, num_cpus, num_bytes):
     files = {f"sys/fs/cgroup/{name}": text for name, text in groups.items()}
     root = machine(files if own is None else {"proc/self/cgroup": own, **files})
+
     assert (num_usable_cpus(root), available_memory(root)) == (num_cpus, num_bytes)
 
 
 def test_only_cpus_in_the_affinity_mask_count(machine, monkeypatch):
     root = machine({})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
+
     assert num_usable_cpus(root) == 2
 
 
 def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(machine):
     text = "5581-7ffd ---p 00000000 00:00 0      [rollup]\nRss:     9000 kB\nPss:     4000 kB\nPss_Anon: 1 kB\n"
     root = machine({"proc/42/smaps_rollup": text, "proc/42/statm": "9000 300 20 1 0 50 0\n"})
+
     assert [process_memory(pid, root) for pid in (42, 43)] == [4000 * 1024, 0]
     assert [resident_memory(pid, root) for pid in (42, 43)] == [300 * os.sysconf("SC_PAGE_SIZE"), 0]
 

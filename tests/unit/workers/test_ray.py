@@ -126,6 +126,7 @@ def test_settings_that_travel_are_the_same_settings(small_tokenizer, jsonl_file)
     """What is decoded is equal to what was encoded, but not the same objects, and a digest must not depend on that."""
     function = PromptTokenizeFn(str(small_tokenizer), prompt_key="input", max_length=100)
     sent = terms_of(Client(None, jsonl_file([{"input": "x"}]), function).job)
+
     check_function(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Terms))
 
 
@@ -141,6 +142,7 @@ def test_a_file_that_differs_is_named_with_the_node_and_the_way_out(terms, chang
     path = terms.job.files[0].path
     change(path)
     ((number, reason),) = NodeFiles(terms.job.files, "trainer").prove(range(9))
+
     assert number == 0
     assert reason.startswith(f"AD492 node {node_name()} does not see the same data: {path} {why}")
     assert "copy it to the same path on every node" in reason
@@ -153,6 +155,7 @@ def test_a_file_that_has_grown_or_was_copied_is_the_same_and_is_compared_once(te
         file.write(b'{"id": 3}\n')
     os.utime(path, (1, 1))
     files = NodeFiles(terms.job.files, "trainer")
+
     assert files.prove(range(9)) == []
     assert (files.files[0].mtime_ns, files.files[0].num_bytes) == (10**9, 20)
     os.unlink(path)
@@ -176,6 +179,7 @@ def test_a_module_that_is_not_there_is_named_with_the_way_out(terms):
 def test_the_files_have_digests_even_if_the_source_has_none(jsonl_file, terms):
     files = JsonlSource(str(jsonl_file([{"id": 5}], "other.jsonl"))).open(64).files
     job = with_(terms.job, files=[with_(file, digest="") for file in files])
+
     assert all(file.digest for file in terms_of(job).job.files)
 
 

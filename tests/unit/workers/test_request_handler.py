@@ -47,6 +47,7 @@ def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
 
     change(monkeypatch, beat_s=0.001)
     change(monkeypatch, permute=permute_slowly)
+
     assert make(progress=progress)(Permute(3, 0)) == Permuted(b"")
     assert beats[:3] == [-2, -1, -2], "no row in particular"
 

@@ -28,6 +28,7 @@ def means(memory):
 def test_a_row_takes_34_bytes():
     memory = OutcomeMemory()
     memory.report([scored(row, 0.5) for row in range(20_000)], 1)
+
     assert sum(array.nbytes for array in memory.rows.arrays()) == 34 * len(memory.rows)
 
 
@@ -36,6 +37,7 @@ def test_what_is_no_memory_and_rows_out_of_order_are_refused():
     memory.report([scored(1, 1.0), scored(2, 1.0)], 1)
     ids, rows = memory.rows.arrays()
     memory.rows = RowTable(ids[::-1].copy(), rows)
+
     for saved, reason in (
         (b"\x94\xc4\x01a\xc4\x00\x80\x80", "cannot be read"),
         (b"\xc1", "cannot be read"),
@@ -51,6 +53,7 @@ def test_another_policy_has_of_a_memory_the_epochs_that_both_remember(before, af
     for epoch, score in enumerate([1.0, 0.75, 0.5, 0.25] if before > 1 else [0.5, 0.25]):
         memory.report([scored(1, score, epoch=epoch)], 1)
     found.restore(memory.saved())
+
     earlier = [mean for (mean,) in found.rows.table().earlier]
     assert [None if np.isnan(mean) else mean for mean in earlier] == wanted
     assert found.rows.table().last_mean.tolist() == [0.25]
@@ -85,6 +88,7 @@ def counted(scores, report):
     epochs = scores.setdefault(report.row_id, {})
     if epochs and report.epoch < max(epochs):
         return 0
+
     before = sum(map(len, epochs.values()))
     for attempt, score in report.scores:
         epochs.setdefault(report.epoch, {}).setdefault(attempt, score)
@@ -154,6 +158,7 @@ def test_a_mean_of_decimals_is_compared_as_decimals_are(scores, num_equal, limit
     pairs = [(attempt, float(score)) for attempt, score in enumerate(scores)]
     for reported in [pairs] if at_once else [[pair] for pair in pairs]:
         memory.report([RowReport(1, 0, reported)], len(pairs))
+
     table = memory.rows.table()
     for at in (limit, scores[0], Fraction(sum(scores)) / len(scores)):
         mean = Fraction(sum(scores)) / len(scores)

@@ -48,6 +48,7 @@ def test_a_row_is_left_out_that_was_on_one_side_of_the_limits_in_each_of_the_las
     rows = table(*((3, 1.0, loss, 2) for loss in (0.1, 0.1, 0.1, 4.0, 4.0, 0.1)))
     earlier = np.array([[0.1, 0.1], [0.1, 2.0], [0.1, nan], [5.0, 4.0], [5.0, 0.1], [4.0, 5.0]])
     outcomes = rows._replace(earlier=tuple(earlier.T))
+
     found = {epochs: left_out(PassRate(0.2, 4.0, epochs=epochs), outcomes, 3) for epochs in (1, 2, 3)}
     assert found == {1: [0, 1, 2, 3, 4, 5], 2: [0, 1, 2, 3, 4], 3: [0, 3]}
     low, high = PassRate(0.2, 4.0, epochs=3).sides(outcomes, 3)

@@ -59,6 +59,7 @@ def test_what_is_loaded_and_saved_again_is_the_same_and_can_be_looked_at_like_an
         source.save(3)
         source.load(3)
         source.save(4)
+
     one, other = (snapshots.load(checkpoint_at(given["save"], number)) for number in (3, 4))
     assert snapshots.to_state_dict(one) | {"canaries": []} == snapshots.to_state_dict(other) | {"canaries": []}
     found = describe_file(checkpoint_at(given["save"], 3))
@@ -75,6 +76,7 @@ def test_the_last_files_of_a_rollout_are_kept_and_are_their_owners_alone(prompts
                 source.save(0)
     finally:
         os.umask(before)
+
     folder = checkpoint_at(given["save"], 0).parent
     ends = ("asyncdata", "asyncdata.1", "asyncdata.2", "pt")
     assert sorted(path.name for path in folder.iterdir()) == [f"global_dataset_state_dict_0.{end}" for end in ends]
@@ -239,6 +241,7 @@ def test_other_data_is_refused_or_if_allowed_the_rows_left_out_are_counted(given
         assert (source.epoch_id, source.sample_offset, source.sample_group_index) == (1, 0, taken)
         source.get_samples(1)
         assert (source.epoch_id, source.sample_offset) == (1, 1)
+
     found = [(event["num_delivered"], event["num_left_out"], event["changed"]) for event in left_out(events)]
     assert found == ([(10, 90, ["data"])] if taken == 10 else []), "at an epoch's end nothing is left out"
     assert {(event["log_level"], event["epoch"]) for event in left_out(events)} <= {("warning", 0)}

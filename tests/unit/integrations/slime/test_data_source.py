@@ -83,6 +83,7 @@ def test_the_tokenizer_is_beside_the_dumped_details_or_the_start_says_why_not(pr
     folder = tmp_path / "details"
     model = shutil.copytree(small_tokenizer, tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"weights")
+
     before = os.umask(0)
     try:
         for _ in range(2):  # into a folder that has it already, too
@@ -90,6 +91,7 @@ def test_the_tokenizer_is_beside_the_dumped_details_or_the_start_says_why_not(pr
                 copied = {file.name: file.read_bytes() for file in (folder / "tokenizer").iterdir()}
     finally:
         os.umask(before)
+
     assert copied == {file.name: file.read_bytes() for file in small_tokenizer.iterdir()}
     assert stat.S_IMODE((folder / "tokenizer").stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "tokenizer").iterdir()} == {0o600}
@@ -142,6 +144,7 @@ def test_what_fails_in_the_stream_leaves_everything_as_it_was(tmp_path):
         for _ in range(2):
             with pytest.raises(BadRowError, match="AD110"):
                 source.get_samples(5)
+
             assert source.buffer == back
             assert (source.sample_offset, source.sample_index) == (2, 2)
         assert labels(source.get_samples(4)) == ["0", "1", "2", "3"]
@@ -195,6 +198,7 @@ def test_another_dataset_may_be_put_in_the_place_of_ours(prompts):
     with source_of(prompts, n_samples_per_prompt=2) as source:
         source.get_samples(1)
         source.dataset = InMemory(3)
+
         assert len(source) == 3
         assert numbers(source.get_samples(1)) == [(1, [2, 3])]
         source.dataset = source.dataset

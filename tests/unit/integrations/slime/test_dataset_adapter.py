@@ -87,6 +87,7 @@ def test_it_continues_from_its_state_or_from_the_counts_alone_also_over_renamed_
         adapter.get_next_batch(5)
         adapter.load_checkpoint_state(state)
         assert place(adapter) == (state["epoch_id"], state["consumed_count"], taken)
+
         assert rows(adapter.get_next_batch(17)) == expected
 
 
@@ -103,6 +104,7 @@ def test_a_slow_row_is_an_error_and_not_a_short_batch(prompts, monkeypatch):
     with adapter_of(prompts, asyncdata_timeout_s=0.05, rollout_shuffle=False) as adapter:
         with pytest.raises(PrefetchTimeoutError, match="AD510"):
             adapter.get_next_batch(3)
+
         assert place(adapter) == (0, 0, 0)
         gate.opened.set()
         found: list[Any] = []

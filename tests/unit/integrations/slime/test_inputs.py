@@ -93,6 +93,7 @@ def test_what_a_rollout_did_to_its_inputs_is_there_after_a_restart(rows, given, 
         for number in (2, 3):  # once more, from what was restored
             source.load(number - 1)
             source.save(number)
+
         ((found, untouched),) = source.get_samples(1)
         assert named(found.multimodal_inputs) == named(one.multimodal_inputs)
         assert named(untouched.multimodal_inputs) == {"images": ["<a.png>", "<b.png>"]}
@@ -118,6 +119,7 @@ def test_inputs_that_nothing_was_done_to_take_no_room_and_are_made_again(rows, g
     assert named(seen.multimodal_inputs) == {"images": ["<a.png>", "<b.png>"]}
     assert unseen.multimodal_inputs is None
     assert named(rich.multimodal_inputs) == {"images": [f"<{RICH}>"]}
+
     _, fields = snapshots.load_fields(checkpoint_at(given["save"], 0))
     (seen,), (unseen,), _ = fields["buffer"]
     assert (seen["asyncdata_media"], seen["multimodal_inputs"]) == ({"images": ["a.png", "b.png"]}, None)
@@ -152,6 +154,7 @@ def test_samples_of_which_no_row_is_known_or_that_come_from_another_process_keep
         source.add_samples([[sent], [made], [copied]])
         source.save(0)
         source.load(0)
+
         assert labels(source.buffer) == ["0", "own", "copied"]
         found = [named(group[0].multimodal_inputs["images"]) for group in source.buffer]
         assert found == [["<a.png>", "<b.png>", [0, 1, 2]], [[0, 1]], [[0, 1, 2]]]
@@ -309,6 +312,7 @@ def test_a_row_whose_media_fail_when_the_caller_makes_them_comes_again(rows):
     with source_of(rows, n_samples_per_prompt=2, broken=broken, rollout_shuffle=False, **media) as source:
         with pytest.raises(RuntimeError, match="no such picture"):
             source.get_samples(1)
+
         source.args.broken.clear()
         (group,) = source.get_samples(1)
     assert numbers([group]) == [(0, [0, 1])]

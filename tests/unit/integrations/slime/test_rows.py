@@ -95,8 +95,10 @@ def test_media_that_stand_in_the_messages_are_inputs_of_a_model_that_takes_image
     row = {"input": [{"role": "user", "content": parts}, {"role": "user", "content": []}]}
     given = {"hf_checkpoint": str(tmp_path / "model"), "asyncdata_processor": MEDIA["asyncdata_processor"]}
     seen = {"images": [parts[0]]}
+
     (plain,) = read(row, **given)
     (put_in,) = read(row, **given, multimodal_keys={"image": "pictures"})
+
     assert (plain.prompt, plain.multimodal_inputs) == (row["input"], seen if takes_images else None)
     assert (put_in.prompt, put_in.multimodal_inputs) == (row["input"], seen)
     (rendered,) = read(row, **given | with_template(tmp_path / "model", "{{ messages | length }}"))
@@ -152,5 +154,7 @@ def test_a_worker_and_a_driver_load_no_heavy_library(small_tokenizer):
         "print(*{'torch', 'transformers', 'ray', 'slime', 'miles'} & {*sys.modules})"
     )
     root = str(Path(__file__).parents[4])
+
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
+
     assert done.stdout.split() == [], done.stdout

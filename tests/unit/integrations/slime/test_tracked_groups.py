@@ -52,6 +52,7 @@ def test_the_driver_may_tell_the_rollout_and_without_a_number_the_last_one_is_sa
         source.save(None)
         source.load(None)
         (again,) = source.buffer
+
     assert (again[0].group_index, again[0].response) == (1, ""), "as it was served"
 
 
@@ -126,6 +127,7 @@ def test_the_data_buffer_tells_where_each_group_ends(prompts, given, handler):
     with source_of(prompts, **given) as source:
         kept, metrics = anyio.run(run, source)
         source.save(0)
+
         assert numbers_of([kept.prompt_group]) == [3]
         reasons = ("dynamic_filter",) if handler == "retry" else ("aborted", "dynamic_filter", "stale")
         prefix = "rollout/asyncdata/"
@@ -152,6 +154,7 @@ def test_the_data_buffer_is_miles_own_class_with_ours_before_it(monkeypatch):
         patch.setitem(sys.modules, "miles", None)
         with pytest.raises(ConfigError, match="AsyncDataBuffer needs miles"):
             slime.AsyncDataBuffer  # noqa: B018 - the access is what is tested
+
     name = "miles.rollout.fully_async_data_buffer"
     with stand_ins({"miles": {}, "miles.rollout": {}, name: {"DefaultDataBuffer": Plain}}):
         assert slime.AsyncDataBuffer.__mro__[1:3] == (TrackingBuffer, Plain)

@@ -98,6 +98,7 @@ def test_the_rows_are_those_that_the_dataset_gives(tmp_path, change, where):
     with DataLoader(dataset, **AS_IT_LIES) as loader:
         found = [sample.extra for batch in loader for sample in batch]
         num_copies = len(copies())
+
     assert found == list(dataset.with_format(None))
     assert num_copies == (must_copy or where == "in memory")
     assert copies() == []
@@ -110,6 +111,7 @@ def test_features_are_left_as_they_are_stored_and_columns_may_be_chosen(tmp_path
     row = {"picture": {"bytes": b"\x89PNG", "path": "a.png"}, "label": 1, "when": 0, "many": [0.5]}
     table = pa.Table.from_pylist([row], features.arrow_schema)
     dataset = datasets.Dataset(table, datasets.DatasetInfo(features=features))  # no encoder: that would need Pillow
+
     for found in (dataset, saved(tmp_path / "ds", datasets.concatenate_datasets([dataset] * 3))):
         given = {"picture": {"bytes": "iVBORw==", "path": "a.png"}, "when": "1970-01-01T00:00:00"}
         assert read(found)[0] == {**row, **given}
@@ -119,6 +121,7 @@ def test_features_are_left_as_they_are_stored_and_columns_may_be_chosen(tmp_path
 
 def test_a_dataset_and_a_saved_folder_are_sources_by_themselves_and_rows_are_known_by_their_index(tmp_path):
     dataset = saved(tmp_path / "ds")
+
     for source in (dataset, in_memory(), str(tmp_path / "ds"), tmp_path / "ds", HuggingFaceSource(tmp_path / "ds")):
         found = [(sample.extra["id"], sample.source.row_number) for sample in samples_of(source)]
         assert found == [(number, number) for number in range(120)]
@@ -130,6 +133,7 @@ def test_a_folder_of_files_is_loaded_as_load_dataset_does(tmp_path, streaming):
     write(tmp_path / "repo" / "train.jsonl", jsonl({"id": i} for i in range(10)))
     test = write(tmp_path / "repo" / "test.jsonl", b'{"id": 99}\n')
     repo, knobs = str(tmp_path / "repo"), {"streaming": streaming}
+
     found = samples_of(HuggingFaceSource(repo, split="train", **knobs))
     assert [sample.extra["id"] for sample in found] == list(range(10))
     assert {sample.source.path for sample in found} == {f"{repo}[train]"}
@@ -143,6 +147,7 @@ def test_of_several_splits_one_must_be_named(tmp_path):
     both = datasets.DatasetDict({"train": in_memory(), "test": in_memory(3)})
     both.save_to_disk(tmp_path / "both")
     streamed = datasets.IterableDatasetDict({name: one.to_iterable_dataset() for name, one in both.items()})
+
     for source in (both, str(tmp_path / "both"), streamed):
         assert len(read(source, split="test")) == 3
         refused(HuggingFaceSource(source, split="dev"), "no split 'dev': there are 'train', 'test'")
@@ -152,6 +157,7 @@ def test_of_several_splits_one_must_be_named(tmp_path):
 
 def test_what_is_no_dataset_or_cannot_be_loaded_is_named_with_the_reason(tmp_path, monkeypatch):
     path = str(write(tmp_path / "a.jsonl", b"{"))
+
     for source, name in (
         (HuggingFaceSource("no/such"), "no/such"),
         (HuggingFaceSource("json", data_files=path), "json"),
@@ -167,6 +173,7 @@ def test_what_is_no_dataset_or_cannot_be_loaded_is_named_with_the_reason(tmp_pat
 def test_a_temporary_copy_is_private_and_deleted_with_its_loader():
     loaders = [DataLoader(in_memory(), **AS_IT_LIES) for _ in range(2)]
     folders = {path.parent for path in copies()}
+
     assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
     loaders.pop().close()
     assert len(copies()) == 1
@@ -230,6 +237,7 @@ def test_a_file_that_was_cut_is_named_before_it_is_read(tmp_path):
     reader.read_block(first, 1 << 20)
     for path in sorted((tmp_path / "ds").glob("*.arrow")):
         os.truncate(path, path.stat().st_size - 8)
+
     for block in (first, last):
         with pytest.raises(FileChangedError, match=r"^AD30[23] .*\.arrow"):
             reader.read_block(block, 1 << 20)
@@ -242,6 +250,7 @@ def test_a_file_that_was_cut_is_named_before_it_is_read(tmp_path):
 
 def test_a_row_that_is_another_one_when_it_is_read_by_itself_is_named():
     reader, _blocks = reader_of(in_memory())
+
     with pytest.raises(FileChangedError, match=r"^AD303 Dataset: row 5 was another one before"):
         reader.read_rows([Overflow(0, 0, 5)], [3])
     reader.close()
@@ -299,6 +308,7 @@ def examples_of(parts: list[tuple[Any, list[Any]]]) -> list[Any]:
 def test_every_example_of_a_stream_is_a_row_and_reading_resumes_from_every_state(name, shuffle, tmp_path):
     found = passed(STREAMS[name](tmp_path), epoch=1, shuffle=shuffle)
     expected = examples_of(found)
+
     if not shuffle:
         assert expected == list(STREAMS[name](tmp_path).with_format(None))
     assert len(found) > 2
@@ -312,7 +322,9 @@ def test_every_example_of_a_stream_is_a_row_and_reading_resumes_from_every_state
 def test_the_users_own_stream_is_left_as_it_is(tmp_path):
     dataset = from_generator(tmp_path)
     before = dataset.state_dict(), dataset.epoch
+
     passed(dataset, epoch=3, shuffle=True)
+
     assert (dataset.state_dict(), dataset.epoch) == before
 
 
@@ -320,6 +332,7 @@ def test_a_shuffle_buffer_is_refused_wherever_it_is(tmp_path):
     """Its rows are not in the dataset's state: they would be lost at a restart."""
     shuffled = from_generator(tmp_path).shuffle(seed=1, buffer_size=10)
     both = datasets.concatenate_datasets([from_generator(tmp_path), shuffled])
+
     for dataset in (shuffled, shuffled.map(lambda row: row), both):
         refused(dataset, r"was shuffled with a buffer, .* Take .shuffle\(\) away; shuffle=True")
 
@@ -330,6 +343,7 @@ def test_examples_of_a_stream_have_the_form_of_every_source_and_one_without_is_n
         yield {"when": {1, 2}}
 
     found, error = read_until_fault(datasets.IterableDataset.from_generator(make))
+
     assert found == [{"when": "2024-02-29T01:02:03", "raw": "AP8=", "none": None}]
     assert "example 1 cannot be written as JSON: a builtins.set has no form" in str(error)
     assert str(error).startswith("AD128 ")
@@ -347,5 +361,7 @@ def test_a_stream_without_states_says_so(tmp_path, monkeypatch):
     """Of older releases: its rows before are read again then."""
     dataset = from_generator(tmp_path)
     monkeypatch.delattr(datasets.IterableDataset, "state_dict")
+
     states = [state for state, _ in passed(dataset)]
+
     assert states[1:] == [None] * (len(states) - 1)

@@ -71,6 +71,7 @@ def test_a_value_of_arrow_has_one_form_and_a_null_is_null(kind, value, text):
 
 def test_times_that_python_cannot_hold_do_no_harm_and_a_uuid_is_text():
     found = uuid.UUID(int=5)
+
     assert all(json.loads(text) for text in texts_of(pa.array([2**62, -(2**62)], pa.timestamp("s"))))
     assert texts_of(pa.array([found.bytes], pa.uuid())) == [f'"{found}"']
 
@@ -142,6 +143,7 @@ def test_a_row_has_the_same_text_alone_and_among_others(rows):
     numbers, raw = zip(*rows, strict=True)
     batch = pa.record_batch({"n": pa.array(numbers, pa.float64()), "s": pa.array(raw, pa.binary()).view(pa.string())})
     write = RowWriter(batch.schema, ["n", "s"])
+
     assert write(batch) == [write(batch.slice(row, 1))[0] for row in range(batch.num_rows)]
 
 
@@ -153,7 +155,9 @@ def test_text_that_is_not_utf_8_is_a_bad_row_that_names_the_byte():
         "d": pa.array([DAY]),
     }
     batch = pa.record_batch(columns)
+
     (found,) = RowWriter(batch.schema, list(columns))(batch)
+
     assert found == b'{"s":"a\xff\\"","b":"' + base64.b64encode(b"\xff") + b'","l":["\xfe"],"d":"2024-01-31"}'
     with pytest.raises(RowFault, match="is not UTF-8") as caught:
         RowDecoder(["b"])(found)
@@ -171,7 +175,9 @@ def test_rows_next_to_text_that_is_not_utf_8_are_unchanged():
         "nothing": pa.nulls(1, kind),
     }
     bad, good = (pa.record_batch({"s": text, **rest}) for text in (bad_text(b"\xff"), pa.array(["?"])))
+
     (found,), (plain,) = (RowWriter(batch.schema, batch.schema.names)(batch) for batch in (bad, good))
+
     assert found == plain.replace(b"?", b"\xff")
 
 
@@ -195,6 +201,7 @@ def test_types_go_together_where_their_json_is_the_same(a, b, expected):
 @given(st.lists(st.integers(0, 20).map(lambda n: b"x" * n), max_size=20), st.integers(0, 100), st.integers(0, 15))
 def test_as_many_rows_as_find_room_are_in_a_block_and_the_others_are_told(rows, num_bytes, max_row_bytes):
     found = block_rows(rows, num_bytes, max_row_bytes)
+
     assert len(found.data) <= num_bytes
     assert found.offsets.tolist() == list(range(len(rows)))
     assert found.lengths.tolist() == [len(row) if len(row) <= max_row_bytes else -1 for row in rows]

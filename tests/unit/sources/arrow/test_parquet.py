@@ -35,6 +35,7 @@ def test_a_path_is_known_for_parquet_wherever_a_loader_is_made_and_formats_are_n
     write(tmp_path / "sub" / "b.parquet")
     for source in (path, str(tmp_path / "*.parquet"), tmp_path, [tmp_path, tmp_path / "sub"]):
         assert [row["id"] for row in rows_of(source)][:100] == list(range(100))
+
     (tmp_path / "b.jsonl").write_text('{"id": 1}\n')
     refused([str(path), str(tmp_path / "b.jsonl")], r"a\.parquet is Parquet and .*b\.jsonl is not")
     refused(str(tmp_path), r"the folder .* holds \*\.jsonl and \*\.parquet; say which")
@@ -75,6 +76,7 @@ def test_every_fault_is_named_at_once(tmp_path, monkeypatch):
 
 def test_files_without_rows_are_refused_only_if_all_are(tmp_path):
     empty, full = write(tmp_path / "empty", 0), write(tmp_path / "full")
+
     assert refusal_of(ParquetSource(str(empty))) == f"AD201 no rows in 1 files, all empty: {empty}"
     assert {sample.source.path for sample in samples_of(ParquetSource([str(empty), str(full)]))} == {str(full)}
 
@@ -83,6 +85,7 @@ def test_columns_that_differ_are_named_with_their_files_before_a_row_is_read(tmp
     first = write(tmp_path / "1", columns={"a": [1], "b": ["x"], "c": [1.5]})
     other = write(tmp_path / "2", columns={"a": ["one"], "b": [None], "d": [1]})
     both = [str(first), str(other)]
+
     assert refusal_of(ParquetSource(both)).splitlines() == [
         f"AD124 {other}: column 'a' is string, and int64 in {first}",
         f"AD124 {other}: it has no column 'c'; it has a, b, d",
@@ -97,6 +100,7 @@ def test_a_column_twice_or_one_without_a_form_is_refused(tmp_path):
     path = tmp_path / "twice"
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]), path)
     zoned = write(tmp_path / "z", columns={"t": pa.array([0], pa.timestamp("us", "No/Such"))})
+
     refused(ParquetSource(str(path)), "columns must name some columns, each once")
     refused(ParquetSource(str(zoned), columns=[]), "columns must name some")
     assert "more than one column 'a'" in refusal_of(ParquetSource(str(path), columns=["a"]))
@@ -119,6 +123,7 @@ def test_where_blocks_must_be_larger_a_window_keeps_its_size_and_has_fewer(tmp_p
         source = ParquetSource(path, reads_per_group=reads)
         with closing(source.open(1024)) as opened:
             orders[reads] = Order(Shuffle(block_bytes=1024, window_blocks=32), 0, opened.num_blocks, opened.block_bytes)
+
     assert [order.num_blocks for order in orders.values()] == [2, 8, pytest.approx(200, rel=0.5)]
     assert [order.max_window_blocks for order in orders.values()] == [1, 2, pytest.approx(32, abs=6)]
     assert orders[4].description()["window_blocks"] == 32
@@ -142,6 +147,7 @@ def test_single_rows_are_equal_to_those_of_their_blocks_in_any_order(two, monkey
         for start, length, offset in zip(found.starts, found.lengths, found.offsets, strict=True):
             texts[block.file_id, block.start + offset] = found.data[start : start + length]
     places = [(n % 2, n * 37 % 100) for n in range(300)]
+
     for first in range(0, 300, 50):
         some = places[first : first + 50]
         assert texts_of(reader, some, [len(texts[place]) for place in some]) == [texts[place] for place in some]
@@ -154,15 +160,18 @@ def test_neighbouring_blocks_cost_one_pass_over_their_row_group(two, monkeypatch
     batches = file.batches
     monkeypatch.setattr(file, "batches", lambda *args: passes.append(args[1]) or batches(*args))
     reader = reader_of(two)
+
     for block in two.blocks(range(two.num_blocks)):
         reader.read_block(block, 1 << 20)
     reader.close()
+
     assert passes == [0, 1, 2, 3, 0, 1, 2]
 
 
 def test_a_row_that_is_too_long_is_a_bad_row_and_rows_of_nulls_are_rows(tmp_path):
     path = write(tmp_path / "a", columns={"id": [0, 1, 2], "pad": ["", "x" * 200, ""]})
     nulls = write(tmp_path / "b", columns={"id": pa.nulls(3)})
+
     assert [row["id"] for row in rows_of(ParquetSource(str(path), max_row_bytes=100), bad_rows="skip")] == [0, 2]
     assert rows_of(ParquetSource(str(nulls))) == [{"id": None}] * 3
     with pytest.raises(NoSamplesError, match="3"):
@@ -192,6 +201,7 @@ def test_a_file_that_was_cut_or_edited_is_named_at_the_next_block(two, is_open):
 
 def test_a_row_that_is_another_one_when_it_is_read_by_itself_is_named(two):
     reader = reader_of(two)
+
     with pytest.raises(FileChangedError, match=r"^AD303 .*a\.parquet was edited while it was read: row 5 is another"):
         texts_of(reader, [(0, 5)], [3])
     reader.close()

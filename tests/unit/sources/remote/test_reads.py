@@ -41,6 +41,7 @@ ranges_of_an_object = st.lists(
 @example([(0, 4 << 20), (4 << 20, (4 << 20) + 1)])
 def test_requests_cover_each_range_once_and_read_little_more(ranges):
     pieces = coalesced(ranges)
+
     assert sorted(number for piece in pieces for number in piece.ranges) == list(range(len(ranges)))
     for piece in pieces:
         inside = sorted(ranges[number] for number in piece.ranges)
@@ -83,6 +84,7 @@ def test_many_requests_are_in_flight_and_no_more_than_the_limit(fake, monkeypatc
     with closing(reads(max_reads=8)) as many:
         found = [many.start(many.fetch, *one) for one in wanted]
         assert [future.result() for future in found] == [DATA[start:stop] for _, start, stop in wanted]
+
     assert fake.most == 8
 
 
@@ -122,6 +124,7 @@ def test_a_store_that_asks_for_a_wait_is_left_alone_for_so_long(fake, monkeypatc
     with closing(reads(retry_timeout_s=60)) as many:
         monkeypatch.setattr(many._is_closed, "wait", waits.append)  # noqa: SLF001 - where it waits
         assert many.read([(STAMP, 10, 20)]) == [DATA[10:20]]
+
     assert waits == [7]
 
 
@@ -138,6 +141,7 @@ def test_close_ends_a_wait_for_the_next_try(fake, monkeypatch):
     future = many.start(many.fetch, STAMP, 0, 10)
     assert failed.wait(240)
     many.close()
+
     with pytest.raises(SourceError, match="^AD326 "):
         future.result(60)
 
@@ -168,6 +172,7 @@ def test_other_failures_are_not_tried_again(fake, monkeypatch, kind, code):
     monkeypatch.setattr(fake, "answer", failing(1, StoreError(kind, "no", request_id="RQ-18")))
     with closing(reads()) as many, pytest.raises(SourceError, match=f"^{code} ") as caught:
         many.read([(STAMP, 10, 20)])
+
     assert "bytes 10-20" in str(caught.value)
     assert "RQ-18" in str(caught.value)
     if code == "AD322":
@@ -249,6 +254,7 @@ def size(folder: Path) -> int:
 )
 def test_a_block_of_another_object_or_another_state_of_it_is_not_found(cache, other):
     keep(cache, 0)
+
     assert cache.find(other, 0, 5000) is None
     assert cache.find(OBJECT, 0, 4999) is None
     assert cache.find(OBJECT, 1, 5001) is None
@@ -263,6 +269,7 @@ def test_the_least_recently_used_blocks_are_removed_and_the_limit_holds(cache, t
             used_at(cache, 3, 2 * number + 1)
         if number % 10 == 0:
             assert size(tmp_path) <= MIB
+
     there = found(cache, *range(250))
     assert there[0] == 3
     assert there[1:] == list(range(there[1], 250))  # the youngest
@@ -271,6 +278,7 @@ def test_the_least_recently_used_blocks_are_removed_and_the_limit_holds(cache, t
 
 def test_a_block_that_is_too_large_for_the_limit_is_passed_over(cache, tmp_path):
     cache.keep(OBJECT, 0, MIB, bytes(MIB))
+
     assert cache.find(OBJECT, 0, MIB) is None
     assert files(tmp_path) == []
 
@@ -281,6 +289,7 @@ def test_a_tally_that_is_damaged_or_gone_is_counted_anew(tmp_path, damage):
     (tmp_path / "used").write_bytes(damage)
     cache = BlockCache(str(tmp_path), MIB)
     keep(cache, *range(100, 300))
+
     assert found(cache, 299) == [299]
     assert size(tmp_path) <= MIB
 
@@ -324,6 +333,7 @@ def test_a_link_or_a_file_that_others_may_write_is_not_read(cache, tmp_path):
     one.symlink_to(tmp_path / "elsewhere")
     other.chmod(0o666)
     failures = failures_of(cache)
+
     assert found(cache, 0, 1) == []
     assert failures == [1, 1]
 

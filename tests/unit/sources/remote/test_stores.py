@@ -150,6 +150,7 @@ def test_an_object_is_looked_at_and_read_by_ranges(place):
     store = place.open(place.url)
     for path in (PART, "a b+c.jsonl"):
         found = store.head(place.prefix + path)
+
         assert (found.address.key, found.num_bytes) == (place.prefix + path, len(FILES[path]))
         assert bool(found.etag or found.version)
         assert store.head(store.pinned(place.prefix + path)) == found
@@ -186,6 +187,7 @@ def test_an_object_that_was_replaced_is_never_read(place, data):
     found = store.head(place.prefix + PART)
     store.read(found, 0, 5)
     place.put(PART, data)
+
     with refused("changed"):
         place.open(place.url).read(found, 2, 7)
 
@@ -195,6 +197,7 @@ def test_an_object_of_another_size_is_another_one_whatever_its_etag(place):
     store = place.open(place.url)
     found = store.head(place.prefix + PART)
     other = ObjectStamp(found.address, found.num_bytes + 1, found.etag, found.version, found.mtime_ns)
+
     with refused("changed"):
         store.read(other, 0, 5)
 
@@ -244,6 +247,7 @@ def test_a_look_at_a_file_is_one_try(place, fault):
         proxy.faults = Faults((fault,), share=1, repeats=9, only_ranges=False, retry_after_s=7)
         with refused("transient") as caught:
             store.head(place.prefix + "README.md")
+
         assert proxy.num_faults == 1
         proxy.faults = Faults()
         assert store.head(place.prefix + "README.md") == found
@@ -272,6 +276,7 @@ def test_every_read_carries_the_etag_but_for_a_weak_one(host):
     store.read(found, 0, 5)
     with refused("changed"):
         store.read(weak, 0, 5)
+
     asked = [request.headers.get("if-match") for request in host.requests if request.method == "GET"]
     assert asked == [found.etag, None]
 
@@ -298,6 +303,7 @@ def test_a_fork_of_a_process_that_has_read_refuses_to_read(host, monkeypatch):
 def test_the_objects_of_a_glob_are_sorted_in_whatever_order_the_hub_lists_them(hub):
     sha = hub.commit("me/rows", FILES)
     found = find_objects("hf://datasets/me/rows/**", (".jsonl",), {"endpoint": hub.url, "token": TOKEN})
+
     assert [stamp.address.key for stamp in dataset(hub.url).list(f"me/rows@{sha}/")] != list(found.refs.keys)
     assert list(found.refs.keys) == sorted(f"me/rows@{sha}/{path}" for path in FILES)
 
@@ -309,6 +315,7 @@ def test_the_place_of_a_file_is_asked_once_and_again_when_it_has_ended(hub):
     before = len(hub.asked)
     for start in range(5):
         assert store.read(found, start, start + 4) == FILES["a b+c.jsonl"][start : start + 4]
+
     assert len([asked for asked in hub.asked[before:] if "/resolve/" in asked]) == 1
     hub.end_signatures()
     assert store.read(found, 0, 11) == FILES["a b+c.jsonl"]
@@ -322,6 +329,7 @@ def test_the_places_of_few_files_are_kept(hub, monkeypatch):
     store = dataset(hub.url)
     for path in 2 * [path for path in FILES if path.startswith("data/part-")]:
         assert store.read(store.head(store.pinned(f"me/rows/{path}")), 0, 9) == FILES[path][:9]
+
     assert len(store._places) == 2  # noqa: SLF001 - nothing public shows them
 
 
@@ -384,6 +392,7 @@ def test_nothing_is_written_to_the_hub_and_the_error_says_so(hub, keep):
 )  # fmt: skip
 def test_how_long_to_wait_is_told_by_seconds_a_date_or_the_rate_limit(headers, expected):
     now = datetime(2026, 11, 23, 10, tzinfo=UTC)
+
     assert wait_asked_s(headers, now.timestamp()) == expected
 
 
@@ -470,6 +479,7 @@ SECRETS = st.from_regex(r"[A-Z]{4}[a-zA-Z0-9]{12}", fullmatch=True)
 @given(st.sampled_from(["s3", "gs", "az", "http", "https"]), HOSTS, KEYS)
 def test_an_address_is_parsed_to_what_it_was_made_of(scheme, host, key):
     address = Address(scheme, host, key)
+
     assert GivenAddress.parse(str(address)).address == address
 
 
@@ -477,6 +487,7 @@ def test_an_address_is_parsed_to_what_it_was_made_of(scheme, host, key):
 def test_user_password_and_query_are_for_the_store_only(scheme, host, key, password, signature):
     path = str(Address(scheme, host, key)).partition("://")[2]
     given_address = GivenAddress.parse(f"{scheme}://user:{password}@{path}?sig={signature}")
+
     assert given_address.address == Address(scheme, host, key)
     assert given_address.url == f"{scheme}://user:{password}@{host}?sig={signature}"
     shown = f"{given_address!r} {given_address.address} {store_spec(given_address, {'token': signature})!r}"
@@ -496,6 +507,7 @@ def test_user_password_and_query_are_for_the_store_only(scheme, host, key, passw
 )
 def test_only_http_has_queries_and_percent_codes_and_a_bucket_may_have_a_port_or_an_account(text, bucket, key):
     address = GivenAddress.parse(text).address
+
     assert (str(address), address.bucket, address.key) == (text, bucket, key)
 
 
@@ -517,6 +529,7 @@ def test_an_address_without_a_bucket_is_refused(text):
 def test_credentials_that_their_store_does_not_read_are_refused_and_not_shown(text):
     with pytest.raises(ConfigError, match="^AD320 .*storage_options") as caught:
         GivenAddress.parse(text)
+
     assert "secret" not in f"{caught.value}{JsonlSource(text)}{ParquetSource(text)}"
 
 
@@ -526,6 +539,7 @@ def test_a_source_shows_the_names_of_its_storage_options_only(many):
     options = {"storage_options": {"client_options": {"x": "secret3"}}}
     for kind in (JsonlSource, JsonArraySource):
         source = kind([address] if many else address, **options)
+
         assert all(secret not in f"{source} {source!r}" for secret in ("pass1", "sig2", "secret3"))
         assert "https://host/a.jsonl" in repr(source)
         assert "client_options" in repr(source)

@@ -111,8 +111,10 @@ def found_by_blocks(
 def test_every_line_is_found_once_by_the_block_that_holds_its_first_byte(text, block_bytes, slack_bytes, limit, grown):
     """Of a file that begins with a mark, the first read has to show a byte after it."""
     assume(not text.startswith(BOM) or block_bytes + slack_bytes > len(BOM))
+
     with opened(text, grown) as (fd, file):
         rows, num_blank = found_by_blocks(fd, file, block_bytes, slack_bytes, limit)
+
     assert rows == [(offset, length if length <= limit else -1, row) for offset, length, row in lines_of(text, limit)]
     bare = text.removeprefix(BOM)
     assert len(rows) + num_blank == bare.count(b"\n") + (not bare.endswith(b"\n") and len(bare) > 0)
@@ -126,6 +128,7 @@ def test_a_file_that_has_shrunk_is_told_by_its_name_and_both_its_ends(num_left, 
         os.truncate(fd, num_left)
         with pytest.raises(FileChangedError) as caught:
             read_block(fd, file, Block(0, start, stop), 0, NO_LIMIT)
+
     assert str(caught.value).startswith(
         f"AD302 {file.path} shrank: it had 14 bytes at the start, and ends at byte {end} "
     )
@@ -162,6 +165,7 @@ def test_pythons_lines_are_those_of_a_program_that_opens_the_file_as_text_and_st
                 rows.append(text[start + inside : start + inside + length])
                 assert begin < 0 or found.data[begin : begin + length] == rows[-1]
         reader.close()
+
     assert rows == [line.encode("utf-8", "surrogateescape") for line in lines if line]
     assert num_blank == lines.count("")
 
@@ -182,6 +186,7 @@ def placed(parts: Iterable[Any], limit: int = NO_LIMIT) -> list[tuple[int, Row]]
 @example(BOM + b"xxxx", [2, 2], [], 1, 0)
 def test_lines_are_the_rows_of_a_text_that_comes_in_pieces_and_goes_on_at_any_place(text, first, second, limit, number):
     parts = list(split_lines(cut(text, first), 0, 0, limit))
+
     begin = len(BOM) * text.startswith(BOM)
     numbered = [(text.count(b"\n", begin, row[0]), row) for row in lines_of(text, limit)]
     assert placed(parts, limit) == numbered
@@ -231,6 +236,7 @@ def test_elements_are_the_rows_of_an_array_that_comes_in_pieces_and_goes_on_at_a
     array, first, second, limit, data
 ):
     parts = list(split_array(cut(array.text, first), 0, 0, limit, "a.json"))
+
     rows = [(offset, length, text if length <= limit else b"") for offset, length, text in array.rows]
     assert placed(parts, limit) == list(enumerate(rows))
     if parts:
@@ -258,6 +264,7 @@ def test_elements_are_the_rows_of_an_array_that_comes_in_pieces_and_goes_on_at_a
 )
 def test_an_incomplete_array_is_named_after_its_elements_and_by_its_blocks(tmp_path, text, num_good, reason):
     rows, fault = found_in_one(text)
+
     assert len(rows) == num_good
     assert fault == (f"AD120 PATH is not one whole JSON array: {reason}; repair the file" if reason else "")
     (tmp_path / "rows.json").write_bytes(text)
@@ -277,6 +284,7 @@ def found_in_one(text: bytes) -> tuple[list[tuple[int, int]], str]:
             found += zip(rows.offsets.tolist(), rows.lengths.tolist(), strict=True)
     except SourceError as error:
         return found, str(error)
+
     return found, ""
 
 

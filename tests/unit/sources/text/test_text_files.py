@@ -64,6 +64,7 @@ def test_paths_globs_and_folders_are_files_in_their_order(folder, monkeypatch, p
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder))
     found = samples_of(JsonlSource(paths))
+
     assert [os.path.relpath(sample.source.path, folder) for sample in found] == expected
     assert all(os.path.isabs(sample.source.path) for sample in found)
 
@@ -91,6 +92,7 @@ def test_compressed_and_plain_files_and_arrays_may_be_one_list_and_their_rows_ha
         write(tmp_path / "e.json.gz", members([b' [{"id": 8}]'])),
     ]
     found = samples_of(JsonlSource([str(path) for path in paths]))
+
     assert [sample.extra["id"] for sample in found] == list(range(9))
     assert [sample.source.row_number for sample in found] == [0, 1, 2, 0, 2, 4, 0, 1, 0]
     assert [found[row].source.path for row in (3, 8)] == [str(paths[1]), str(paths[4])]
@@ -135,12 +137,14 @@ def test_another_format_is_named_also_where_it_is_compressed_or_begins_with_a_ma
 
 def test_an_empty_file_whose_name_says_that_it_is_compressed_is_refused(tmp_path, suffix):
     path = write(tmp_path / f"a.jsonl.{suffix}", b"")
+
     assert refusal_of(JsonlSource(path)).startswith(f"AD121 {path} is empty, but a compressed file never is")
 
 
 def test_without_the_package_for_zstd_the_error_says_what_to_install(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl.zst", b"\x28\xb5\x2f\xfd" + bytes(20))
     monkeypatch.setitem(sys.modules, "zstandard", None)
+
     assert refusal_of(JsonlSource(path)).endswith(f": pip install zstandard, or decompress it first: zstd -d {path}")
 
 
@@ -148,6 +152,7 @@ def test_all_members_and_frames_are_one_text(tmp_path, suffix):
     """Rows may lie across them."""
     text, num_parts = many(0, 300), 7
     parts = [text[n * len(text) // num_parts : (n + 1) * len(text) // num_parts] for n in range(num_parts)]
+
     assert ids(write(tmp_path / f"a.jsonl.{suffix}", CODERS[suffix](parts))) == list(range(300))
 
 
@@ -175,6 +180,7 @@ def test_text_that_expands_a_thousandfold_comes_in_pieces_and_stops_when_it_is_n
     with pytest.raises(InterruptedError):
         given = JsonlSource(path).open(1024).read(StreamOrder(Shuffle(enabled=False), 0, 1), 0, None, check)
         sizes.extend(len(rows.data) for rows in given)
+
     assert max(sizes) < 1_000_000
     assert sum(sizes) > 1_000_000
 
@@ -183,7 +189,9 @@ def test_a_line_that_is_cut_off_with_its_file_is_no_row(tmp_path):
     """Nothing tells a half of a row from a whole one, where it happens to be JSON."""
     data = zlib.compressobj(wbits=31)
     coded = data.compress(b'{"id": 0}\n{"id": 1}') + data.flush(zlib.Z_SYNC_FLUSH)
+
     found, error = read_until_fault(write(tmp_path / "a.jsonl.gz", coded))
+
     assert found == [{"id": 0}]
     assert str(error).startswith("AD121 ")
 
@@ -191,6 +199,7 @@ def test_a_line_that_is_cut_off_with_its_file_is_no_row(tmp_path):
 def test_an_array_is_read_as_json_reads_it_and_a_bad_element_is_a_bad_row(tmp_path):
     elements = [b'{"a":  "]}\\"", "b": [1,\n {"c": "\\\\"}]}', b"{}", b"-1e5", b'{"x": [[], [{}]]}', b'{"b" 2} {}']
     path = write(tmp_path / "a.json", b"\xef\xbb\xbf \r\n[" + b" ,\n\t".join(elements) + b"\n] \n")
+
     assert rows_of(path, bad_rows="skip") == [json.loads(elements[row]) for row in (0, 1, 3)]
     with pytest.raises(SourceError, match="AD401"):
         rows_of(write(tmp_path / "b.json", b" [ ] "))

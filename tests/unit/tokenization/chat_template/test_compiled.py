@@ -43,6 +43,7 @@ def test_templates_of_well_known_kinds_are_proven_for_calls_of_tools(name):
     other = [{**called[0], "content": "Look."}, {**called[1], "tool_calls": [{**CALL, "id": "2"}]}, *called[2:]]
     other[1]["tool_calls"][0]["function"] = {"name": "see", "arguments": {"y": "é"}}
     program = prove(WELL_KNOWN[name], called, TOOLS)
+
     assert made(program, other, [{"x": 1}]) == rendered(WELL_KNOWN[name], other, [{"x": 1}])
 
 
@@ -50,12 +51,14 @@ def test_templates_of_well_known_kinds_are_proven_for_calls_of_tools(name):
 def test_a_template_that_looks_into_a_text_or_may_not_say_the_same_twice_is_not_proven(what):
     text = EACH.replace("WHAT", what)
     rendered(text, talk("a", "b"))  # it is fine, only not proven
+
     assert prove(text, talk("a", "b")).parts is None
 
 
 def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_others():
     text = "{% if messages[0].content == 'a' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
     refused, fine = prove(text, talk("a")), prove(text, talk("b"))
+
     assert refused.parts is None
     assert refused.values(talk("b"), None) is None
     assert made(fine, talk("c")) == ["c"]
@@ -69,6 +72,7 @@ def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch):
     programs = [
         template.proven(chat, None, lambda each: ([each.rendered(each.messages)], ())) for chat in (short, long)
     ]
+
     assert [program.parts is not None for program in programs] == [True, False]
     assert [template.render(long) for _ in range(3)] == ["b" * 400] * 3
 
@@ -83,6 +87,7 @@ def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch):
 )  # fmt: skip
 def test_a_program_holds_for_as_many_calls_with_the_same_keys_and_types(calls, holds):
     program = prove(WELL_KNOWN["chatml with tools"], [assistant("a", tool_calls=[CALL])])
+
     assert (made(program, [assistant("a", tool_calls=calls)]) is not None) is holds
 
 
@@ -92,11 +97,13 @@ def test_a_message_that_begins_after_text_of_another_message_is_not_proven():
     text += "{{ '.' if loop.last }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
     text += "{{ '<|im_start|>' if add_generation_prompt }}"
     spans = spans_of(text.replace("BEFORE", "messages[loop.index0 - 1].content"))
+
     assert spans.proven(talk("x", "b", "c"), None, [1]).parts is None
 
 
 def test_the_date_that_a_template_is_told_is_a_constant():
     program = prove("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", talk("a"))
+
     assert made(program, talk("b")) == ["31 Jan 2026b"]
 
 
@@ -128,6 +135,7 @@ PROVEN: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], bool]] = {
 @pytest.mark.parametrize(("text", "messages", "variables", "is_proven"), PROVEN.values(), ids=PROVEN)
 def test_what_could_be_taken_for_a_text_is_not_proven(text, messages, variables, is_proven):
     program = prove(text, messages, **variables)
+
     assert (program.parts is not None) is is_proven
     assert made(program, messages) in (None, rendered(text, messages))
 
@@ -152,6 +160,7 @@ def prover() -> Prover:
 
 def test_a_shape_is_proven_when_it_comes_for_the_second_time_and_is_of_roles_keys_and_types(prover):
     shapes = Shapes(prover)
+
     assert [shapes.texts([user(text)], None) for text in "abc"] == [None, ["[b]"], ["[c]"]]
     others: list[tuple[Any, Any, Any]] = [
         ([user("a"), user("b")], None, None),
@@ -174,6 +183,7 @@ def test_as_many_shapes_are_kept_as_came_lately(prover):
     for number in range(2000):
         shapes.texts([user("a", **{str(number): 1})], None)
         shapes.texts(often, None)
+
     assert len(prover.asked) == 1
     assert shapes.texts([user("a", **{"1999": 1})], None) == ["[a]"]
     assert shapes.texts([user("a", **{"0": 1})], None) is None
@@ -186,6 +196,7 @@ def test_as_many_shapes_are_kept_as_came_lately(prover):
 )
 def test_chats_that_are_too_long_or_have_odd_roles_are_rendered(prover, messages):
     shapes = Shapes(prover)
+
     assert [shapes.texts(messages, None) for _ in range(3)] == [None, None, None]
     assert prover.asked == []
 
@@ -195,6 +206,7 @@ def test_a_value_that_is_too_deep_to_be_made_into_text_is_rendered():
     for _ in range(100_000):
         deep = [deep]
     program = Program([(0, "content")], [Step(0, repr, ADD)], [(1,)])
+
     assert program.values([{"role": "user", "content": deep}], None) is None
     while isinstance(deep, list):  # or Python would take it apart recursively
         deep = deep.pop()
@@ -202,6 +214,7 @@ def test_a_value_that_is_too_deep_to_be_made_into_text_is_rendered():
 
 def test_a_program_that_comes_to_another_text_than_the_template_is_not_used():
     program = Program([(0, "content")], [], [("a", 0)])
+
     assert program.checked([user("b")], None, lambda: ["ab"]) is program
     assert program.checked([user("b")], None, lambda: ["ac"]).parts is None
     assert NOTHING_PROVEN.checked([user("b")], None, lambda: ["ac"]) is NOTHING_PROVEN
@@ -210,6 +223,7 @@ def test_a_program_that_comes_to_another_text_than_the_template_is_not_used():
 def test_a_template_is_not_run_for_a_shape_that_is_known_and_is_run_where_nothing_is_proven(monkeypatch):
     proven = ChatTemplate("<{{ messages[0].content }}>", {})
     unproven = ChatTemplate("{{ messages[0].content[0] }}{% block x %}{% endblock %}", {})
+
     assert [proven.render([user(text)]) for text in "ab"] == ["<a>", "<b>"]
     monkeypatch.setattr(proven, "rendered", None)
     assert proven.render([user("c")]) == "<c>"

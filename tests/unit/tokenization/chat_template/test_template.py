@@ -90,6 +90,7 @@ FAILING = {
 def test_text_is_that_of_transformers(their_tokenizer, tools):
     kwargs = {"thinking": False, "eos_token": "<end>"}
     found = {name: both(their_tokenizer, template, CHAT, tools, **kwargs) for name, template in TEMPLATES.items()}
+
     assert {name: ours for name, (_, ours) in found.items()} == {name: theirs for name, (theirs, _) in found.items()}
     failing = {name for name, (_, ours) in found.items() if ours is None}
     assert failing == (FAILING | {"tools and documents"} if tools is None else FAILING)
@@ -146,6 +147,7 @@ def test_a_template_that_would_take_long_to_compile_is_refused_with_the_limit(te
 def test_a_templates_error_names_its_line(template, reason):
     with pytest.raises(RowFault) as caught:
         ChatTemplate(template, {}).render([{"role": "user"}])
+
     assert caught.value.code == "AD412"
     assert caught.value.reason.startswith(reason)
 
@@ -159,6 +161,7 @@ def test_a_template_that_is_no_jinja_is_refused_at_once():
 def test_messages_are_left_as_they_were_and_a_template_is_told_the_date_that_was_given_and_never_sees_the_clock():
     message, today = {"role": "user", "content": None, "reasoning": "x"}, datetime.datetime(2024, 7, 26)
     asks = "{{ strftime_now('%d %b %Y') }}"
+
     assert ChatTemplate("{{ messages }}{{ strftime_now(format='%Y') }}", {}, today).render([message])[-4:] == "2024"
     assert message == {"role": "user", "content": None, "reasoning": "x"}
     assert ChatTemplate(asks, {}, today).render([]) == "26 Jul 2024"

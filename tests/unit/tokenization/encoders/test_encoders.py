@@ -96,10 +96,12 @@ def test_texts_with_a_character_that_is_not_proven_go_to_tokenizers_and_come_bac
     assert loads == [], "it is not loaded until a text needs it"
     watched.texts.clear()
     texts = ["plain", "caf\u00e9", "\u0416", "", "a \u0416 b", "\u4e2d", "\u0414!", "\ud800"]
+
     for _ in range(2):
         found, errors = encoder(texts)
         assert ids_of(found) == [*expected(tokenizer, texts[:-1]), []]
         assert list(errors) == [7], "neither can encode it"
+
     assert watched.texts == ["plain", "caf\u00e9", "", "\u0414!"] * 2
     assert loads == [1]
 
@@ -107,6 +109,7 @@ def test_texts_with_a_character_that_is_not_proven_go_to_tokenizers_and_come_bac
 def test_hf_uses_no_backend_and_one_that_raises_leaves_the_texts_to_tokenizers(watched, tokenizer, files, monkeypatch):
     encoder = open_encoder(files)
     monkeypatch.setattr(Watched, "__call__", Mock(side_effect=RuntimeError("no memory")))
+
     for each in (encoder, open_encoder(files, "hf")):
         assert ids_of(each(["one", "two"]).flat) == expected(tokenizer, ["one", "two"])
     assert Watched.__call__.call_count == 1  # type: ignore[attr-defined]
@@ -226,6 +229,7 @@ def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
 def test_wrong_ids_in_a_workers_audit_end_the_run_and_name_the_row(found_out, small_tokenizer, jsonl_file, order):
     found_out("nothing: here all is well")
     path = jsonl_file([*[{"input": f"common {number}"} for number in range(30)], *[{"input": RARE}] * 40])
+
     with DataLoader(path, tokenize_fn=FoundOut(str(small_tokenizer)), shuffle=order, num_workers=2) as loader:
         match = rf"AD436 {re.escape(str(path))}:(3[1-9]|[4-7]\d) \(byte \d+\): .*{RARE}"
         with pytest.raises(ConfigError, match=match):
@@ -330,7 +334,9 @@ def test_offsets_from_ids_are_those_of_tokenizers_for_every_text_in_its_normal_f
     files = normalizing if form else TokenizerFiles(str(small_tokenizer))
     tokenizer = files.load()
     lengths = TokenLengths(lengths_of(files, tokenizer), files.normal_form or "")
+
     found = lengths(texts, HfEncoder(tokenizer)(texts))
+
     expected = HfEncoder(tokenizer, offsets=True).located(texts)
     assert files.normal_form == form
     for text, offsets, wanted in zip(texts, found, expected, strict=True):
@@ -354,7 +360,9 @@ def test_a_token_that_takes_white_space_has_no_length_and_the_offsets_of_its_own
     files = TokenizerFiles(str(tmp_path))
     lengths = TokenLengths(lengths_of(files, tokenizer), "")
     texts = ["a <sep> b", "\u00e9 <sep> b <sep>", "<sep> \u00e9", "<sep>", "a  <sep><x>", "a<sep>b", "a<x>b", "a b"]
+
     found = open_encoder(files, "hf", offsets=True).encode(texts)
+
     for text, located in zip(texts, found, strict=True):
         spans = [span for id, span in zip(located.ids, zip(*located.offsets, strict=True), strict=True) if id == 2000]
         assert spans == [match.span() for match in re.finditer("<sep>", text)]
@@ -379,6 +387,7 @@ def splitting(*steps: Any) -> dict[str, Any]:
 )
 def test_a_tokenizer_that_changes_the_text_has_no_lengths(small_tokenizer, tmp_path, parts, num_bytes):
     files = changed(small_tokenizer, tmp_path / "changed", **parts)
+
     assert len(lengths_of(files, files.load())) == num_bytes
     assert (LengthsById.of(files, files.load()) is None) is (num_bytes == 0)
 
@@ -394,8 +403,10 @@ def lying(lengths: bytes, tokenizer: Tokenizer) -> bytes:
 def test_the_check_names_the_first_text_whose_offsets_are_others(files):
     tokenizer = files.load()
     check = OffsetCheck(tokenizer, TokenLengths(lying(lengths_of(files, tokenizer), tokenizer), ""))
+
     assert check(["one"]) == HfEncoder(tokenizer)(["one"])
     assert check.difference == ""
+
     check(["one", "hea"])
     assert check.difference.endswith(" 'hea'")
 
@@ -440,10 +451,12 @@ SAMPLES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("make", "row", "settings"), SAMPLES.values(), ids=SAMPLES)
 def test_the_samples_are_the_same_by_every_backend(proven, normalizing, make, row, settings):
     folder = proven(normalizing).folder
+
     made = [
         outcomes(run(make(folder, tokenizer_backend=name, **settings).open(), [row]))
         for name in ("hf", "auto", "gigatoken")
     ]
+
     assert made == [made[0]] * 3
     assert isinstance(made[0][0][0], list), "it is a sample"
 
@@ -453,6 +466,7 @@ def test_a_backend_without_proven_offsets_is_not_used_by_auto_and_refused_by_nam
 ):
     files = proven(changed(small_tokenizer, tmp_path / "lower", normalizer=normalizers.Lowercase()))
     folder = files.folder
+
     change(monkeypatch, load_a_backend=Mock(side_effect=AssertionError))
     open_encoder(files, offsets=True)
     assert choose(files, "auto") is not None, "its ids are proven"
@@ -470,9 +484,11 @@ def test_wrong_offsets_in_an_audit_revoke_the_proof(proven, files, monkeypatch):
     assert proof is not None
     keep(msgspec.structs.replace(proof, token_lengths=lying(proof.token_lengths, files.load())))
     encoder = open_encoder(files, offsets=True)
+
     with pytest.raises(WrongIdsError, match=r"AD436 .*'gigatoken' 1\.0 gives other offsets than tokenizers"):
         for _ in range(20):
             encoder.encode(["hea", "hea"])
+
     assert choose(files, "auto") is None
     with pytest.raises(WrongIdsError, match="AD436"):
         encoder.encode(["another"])

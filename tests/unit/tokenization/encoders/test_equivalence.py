@@ -73,7 +73,9 @@ def subject(monkeypatch, files, right) -> Subject:
 def test_a_proof_that_was_kept_is_found_and_only_its_owner_may_read_it(subject):
     proof = Proof(subject=subject, proven=[(5, 7), (9, 10)], around=([1], []), num_texts=3, seconds=1.5)
     assert records.find(subject) is None
+
     records.keep(proof)
+
     assert records.find(subject) == proof
     assert stat.S_IMODE(os.stat(records.proof_path(subject)).st_mode) == 0o600
 
@@ -86,7 +88,9 @@ OTHERS |= {"unicode_version": "1.0", "processor": "other", "backend": "fastokens
 def test_a_proof_of_another_subject_is_not_used(subject, name):
     other = msgspec.structs.replace(subject, **{name: OTHERS[name]})
     records.keep(Proof(subject=subject))
+
     assert records.find(other) is None
+
     os.replace(records.proof_path(subject), records.proof_path(other))  # also under its name
     assert records.find(other) is None
 
@@ -98,6 +102,7 @@ def test_a_proof_is_made_once_and_one_that_is_damaged_anywhere_is_made_again(fil
     assert num_texts == proof.num_texts > 0
     assert make(files, subject) == proof == choose(files, "gigatoken") == choose(files, "auto")
     assert right.num_texts == num_texts
+
     path = Path(records.proof_path(subject))
     data = path.read_bytes()
     for position in range(0, len(data), 7):
@@ -105,6 +110,7 @@ def test_a_proof_is_made_once_and_one_that_is_damaged_anywhere_is_made_again(fil
             path.write_bytes(damaged)
             assert records.find(subject) is None, position
     again = make(files, subject)
+
     assert (again.proven, records.find(subject)) == (proof.proven, again)
 
 
@@ -160,6 +166,7 @@ def test_a_backend_that_is_named_and_cannot_be_used_is_an_error_that_says_why_an
 def test_models_that_no_other_library_knows_are_not_even_tried(monkeypatch, tmp_path, right, model, says):
     loads = install(monkeypatch, {"gigatoken": lambda: right})
     Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+
     with pytest.raises(ConfigError, match=says):
         choose(TokenizerFiles(str(tmp_path)), "gigatoken")
     assert loads == {"gigatoken": 0}
@@ -169,7 +176,9 @@ def test_models_that_no_other_library_knows_are_not_even_tried(monkeypatch, tmp_
 def test_without_a_cache_folder_a_proof_holds_for_the_process(monkeypatch, files, subject, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+
     proof = choose(files, "gigatoken")
+
     assert proof is not None
     assert not proof.refusal
 
@@ -179,7 +188,9 @@ def test_the_ids_around_a_text_are_part_of_the_proof(monkeypatch, small_tokenize
     around = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
     folder = variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(around.__getstate__()))
     install(monkeypatch, {"gigatoken": lambda: right})
+
     proof = choose(TokenizerFiles(folder), "gigatoken")
+
     assert proof is not None
     assert proof.around == ([1], [])
     assert records.find(proof.subject) == proof
@@ -222,6 +233,7 @@ def test_a_proof_that_ended_early_is_used_and_the_next_goes_on_from_there(monkey
     install(monkeypatch, {"gigatoken": lambda: backend})
     GrowingProof(files, one_subject(files))  # its process is killed before the rest of Latin text is tried
     num_texts = backend.num_texts
+
     proof = choose(files, "auto")
     assert proof is not None
     assert records.ProvenTexts(proof, needs_offsets=False)(["plain", "<|im_end|>", "caf\u00e9"]) == [2]
@@ -235,7 +247,9 @@ def test_a_character_on_which_the_backend_is_wrong_is_refused_for_good(monkeypat
     backend = fake(files, "\u4e05")
     install(monkeypatch, {"gigatoken": lambda: backend})
     growing = GrowingProof(files, one_subject(files))
+
     growing.grow([0x4E05, 0x4E06])
+
     not_proven = records.ProvenTexts(growing.proof, needs_offsets=False)
     assert not_proven(["\u4e05", "\u4e06", "a\u4e05"]) == [0, 2]
     num_texts = backend.num_texts
@@ -248,7 +262,9 @@ def test_what_two_proven_characters_compose_is_tried_before_both_reach_the_backe
     backend = fake(files, "y\u0301")  # normalized to one character, which no text has
     install(monkeypatch, {"gigatoken": lambda: backend}, points=range(0x20, 0x7F))
     growing = GrowingProof(files, one_subject(files))
+
     growing.grow([0x301])
+
     assert (growing.proof.refusal, growing.proof.refused) == ("", [(0x301, 0x302)])
 
 
@@ -257,6 +273,7 @@ def test_what_is_found_wrong_later_or_revoked_by_an_audit_leaves_all_texts_to_to
     assert not_proven(["plain"]) == []
     records.revoke(subject, "an audit found other ids")
     growing.grow([0x4E01])
+
     assert growing.proof.refusal == "an audit found other ids"
     assert not_proven(["plain", "\u4e01"]) == [0, 1]
     assert choose(files, "auto") is None
@@ -268,7 +285,9 @@ def test_what_is_found_wrong_later_or_revoked_by_an_audit_leaves_all_texts_to_to
 def test_offsets_that_turn_out_wrong_later_leave_texts_to_tokenizers_where_offsets_are_needed(files, growing):
     workers = {needed: records.ProvenTexts(growing.proof, needs_offsets=needed) for needed in (False, True)}
     growing._trusted.difference = "the offsets of tokens differ in 'x'"  # noqa: SLF001 - no tokenizer is so
+
     growing.grow([0x4E01])
+
     assert {needed: found(["plain", "\u4e01"]) for needed, found in workers.items()} == {False: [], True: [0, 1]}
     assert (growing.proof.token_lengths, growing.proof.no_offsets) == (b"", "the offsets of tokens differ in 'x'")
 
@@ -284,6 +303,7 @@ def test_in_whatever_parts_it_grows_only_what_was_tried_is_proven_and_nothing_wr
     )
     for part in parts:
         grown.grow(part)
+
     tried = set().union(*parts)
     assert grown.refusal == ""
     assert (grown.proven, grown.refused & tried) == (tried - wrong, tried & wrong)
@@ -345,6 +365,7 @@ WRONG: dict[str, tuple[Callable[[str], bool], set[int]]] = {
 @pytest.mark.parametrize(("wrong", "points"), WRONG.values(), ids=WRONG)
 def test_a_character_that_is_wrong_is_left_out_and_no_other(tried, wrong, points):
     found = tried(wrong)
+
     assert (found.refusal, excluded(found)) == ("", points)
     assert found.proven | points == set(FEW)
 
@@ -352,6 +373,7 @@ def test_a_character_that_is_wrong_is_left_out_and_no_other(tried, wrong, points
 @pytest.mark.thorough
 def test_a_character_that_the_backend_raises_for_is_left_out(tried):
     found = tried(holds("\u00df"), raises=True)
+
     assert (found.refusal, excluded(found), found.num_differences > 0) == ("", {0xDF}, True)
 
 
@@ -361,18 +383,21 @@ def test_a_character_that_the_backend_raises_for_is_left_out(tried):
 )
 def test_special_tokens_empty_texts_and_long_runs_that_are_wrong_refuse_the_backend_and_are_named(tried, text):
     found = tried(lambda tried_text: tried_text == text, raises=True)
+
     assert found.refusal.startswith(f"its ids differ on {ascii(text)[:40]}")
 
 
 @pytest.mark.thorough
 def test_two_characters_that_are_wrong_only_together_are_not_both_proven(tried):
     found = tried(lambda text: "\u00e5" in text and "\u00f8" in text)
+
     assert found.refusal or excluded(found) & {0xE5, 0xF8}
 
 
 @pytest.mark.thorough
 def test_a_difference_that_no_character_explains_refuses_the_backend(tried):
     found = tried(lambda text: len(text) > 30 and text.count("e") % 7 == 3 and "<|" not in text and "x" not in text)
+
     assert "which no single character explains" in found.refusal
 
 
@@ -381,6 +406,7 @@ def test_a_difference_that_no_character_explains_refuses_the_backend(tried):
 @settings(max_examples=10)
 def test_whatever_characters_are_wrong_none_of_them_is_proven(tokenizer, wrong):
     found = swept(tokenizer, lambda text: any(ord(char) in wrong for char in text), separator_of(tokenizer))
+
     assert (found.refusal, excluded(found)) == ("", wrong)
 
 
@@ -404,6 +430,7 @@ def test_ranges_have_each_code_point_once_and_the_finder_finds_the_texts_with_an
 
 def test_what_unicode_has_not_assigned_is_not_known():
     unknown = {0xD800, 0xDFFF, 0x0378, 0xF0000, 0x10FFFF}
+
     assert not any(map(is_known, unknown))
     assert all(is_known(point) for point in range(0x3000) if unicodedata.category(chr(point)) != "Cn")
     assert is_known(0x1F600)

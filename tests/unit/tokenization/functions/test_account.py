@@ -100,6 +100,7 @@ def test_a_key_that_speaks_is_refused_by_name_with_the_way_out(tmp_path, small_t
         pytest.skip("it is read")
     with pytest.raises(BadRowError, match="AD133") as caught:
         run(tmp_path, make(small_tokenizer), row, {**row, key: value})
+
     assert f"'{key}'" in str(caught.value) and f"ignore_keys=('{key}',)" in str(caught.value)
     assert f"{tmp_path / 'rows.jsonl'}:2" in str(caught.value)
     found = run(tmp_path, make(small_tokenizer, ignore_keys=(key,)), row, {**row, key: value})
@@ -137,6 +138,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_so_are_those_of_turns_and_of_other_places(tmp_path, small_tokenizer, settings, row, key):
     with pytest.raises(BadRowError, match="AD133") as caught:
         run(tmp_path, ChatTokenizeFn(small_tokenizer, **settings), row)
+
     assert f"'{key}'" in str(caught.value)
     ignoring = ChatTokenizeFn(small_tokenizer, **settings, ignore_keys=(key,))
     assert len(run(tmp_path, ignoring, row).samples) == 1
@@ -146,7 +148,9 @@ def test_the_system_prompt_of_open_hermes_is_read(test_data, tmp_path, small_tok
     system = {"role": "system", "content": "You are a pirate."}
     texts = [("Hello", "Ahoy"), ("Bye", "Fair winds")]
     chats = [[system, {"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in texts]
+
     found = Run(str(test_data / "rows" / "unread_keys.jsonl"), ChatTokenizeFn(small_tokenizer))
+
     same = run(tmp_path, ChatTokenizeFn(small_tokenizer), *({"messages": chat} for chat in chats))
     assert [one.tokens.tolist() for one in found.samples] == [one.tokens.tolist() for one in same.samples]
     assert [one["keys"] for one in found.unread] == [["source"]]
@@ -154,8 +158,10 @@ def test_the_system_prompt_of_open_hermes_is_read(test_data, tmp_path, small_tok
 
 def test_a_pair_is_not_trained_without_the_system_prompt_beside_its_chats(tmp_path, small_tokenizer):
     answers = {"chosen": [ASKS, SAYS], "rejected": [ASKS, {**SAYS, "content": "So."}]}
+
     with pytest.raises(BadRowError, match="AD110 .* without 'system'"):
         run(tmp_path, PreferenceTokenizeFn(small_tokenizer), {**answers, "system": "Be terse."})
+
     fn = PreferenceTokenizeFn(small_tokenizer, ignore_keys=("system", "question"))
     rows = [{**answers, "system": "Be terse."}, {"chosen": "So.", "rejected": "No.", "question": "Why?"}]
     assert len(run(tmp_path, fn, *rows).samples) == 2
@@ -188,7 +194,9 @@ def test_right_rows_are_never_refused(tmp_path, small_tokenizer, settings, more)
     plain, row = {**CHAT, **more}, {**CHAT, **more}
     plain = {"messages": json.loads(row["messages"]) if isinstance(row["messages"], str) else row["messages"]}
     fn = ChatTokenizeFn(small_tokenizer, **settings)
+
     first, second = run(tmp_path, fn, plain, row).samples
+
     assert first.tokens.tolist() == second.tokens.tolist()
 
 
@@ -210,7 +218,9 @@ def test_keys_that_settings_name_are_read(tmp_path, small_tokenizer):
 
 def test_a_refused_row_is_a_bad_row_with_its_reason_counted(tmp_path, small_tokenizer):
     rows = [CHAT, {**CHAT, "system": "Be terse.", "other": 1}]
+
     found = run(tmp_path, ChatTokenizeFn(small_tokenizer), *rows, bad_rows=BadRows(policy="skip"))
+
     assert (len(found.samples), found.now.dropped_total) == (1, {"bad row AD133": 1})
     assert found.now.unread_keys == {}, "a bad row is told of anyway"
 
@@ -218,7 +228,9 @@ def test_a_refused_row_is_a_bad_row_with_its_reason_counted(tmp_path, small_toke
 def test_the_rest_is_named_once_with_an_example_and_its_place(tmp_path, small_tokenizer):
     address = "https://store/a?X-Amz-Signature=0123456789abcdef"
     rows = [{**CHAT, "id": number, "source": "x" * 500, "url": address, "empty": None} for number in range(40)]
+
     found = run(tmp_path, ChatTokenizeFn(small_tokenizer), *rows)
+
     (event,) = found.unread
     assert (event["keys"], event["value"]) == (["id", "source", "url"], "id: 0")
     assert f"{tmp_path / 'rows.jsonl'}:1" in event["example"]
@@ -233,7 +245,9 @@ def test_the_rest_is_named_once_with_an_example_and_its_place(tmp_path, small_to
 
 def test_at_most_twenty_keys_are_named(tmp_path, small_tokenizer):
     rows = [{**CHAT, **{f"key {number} {at}\ud800": 1 for at in range(15)}} for number in range(5)]
+
     found = run(tmp_path, ChatTokenizeFn(small_tokenizer), *rows)
+
     assert len(found.unread) == 1 and len(found.unread[0]["keys"]) == len(found.now.unread_keys) == 20
 
 
@@ -244,8 +258,10 @@ def test_the_first_row_of_each_file_is_looked_at(tmp_path, small_tokenizer, shuf
         written(tmp_path / f"{name}.jsonl", *[{**CHAT, name: number} for number in range(60)])
         for name in ("a", "b", "c")
     ]
+
     with patch.object(InlineExecutor, "answers_with_samples", new=with_samples):
         found = Run(files, ChatTokenizeFn(small_tokenizer), shuffle=shuffle)
+
     assert set(found.now.unread_keys) == {"a", "b", "c"}
     assert len(found.unread) == 1
 
@@ -255,7 +271,9 @@ def test_each_part_of_a_mixture_says_its_own(tmp_path, small_tokenizer):
         name: Part(written(tmp_path / f"{name}.jsonl", *[{**CHAT, name: 1}] * 3), when_done="leave")
         for name in ("one", "two")
     }
+
     found = Run(Mix(parts), ChatTokenizeFn(small_tokenizer))
+
     assert sorted((event["source"], *event["keys"]) for event in found.unread) == [("one", "one"), ("two", "two")]
     assert set(found.now.unread_keys) == {"one one", "two two"}
 
@@ -279,6 +297,7 @@ COUNTED: dict[str, tuple[Any, dict[str, Any], bool]] = {
 @pytest.mark.parametrize(("make", "row", "is_counted"), COUNTED.values(), ids=COUNTED)
 def test_texts_are_counted_only_and_whole_rows_lose_nothing(tmp_path, small_tokenizer, make, row, is_counted):
     found = run(tmp_path, make(small_tokenizer), {**row, "system": "Be terse.", "id": 1})
+
     assert (found.unread, found.now.unread_keys) == ([], {"system": 1, "id": 1} if is_counted else {})
     assert len(found.samples) == 1
 
@@ -302,6 +321,7 @@ LOST: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize(("template", "row", "lost"), LOST.values(), ids=LOST)
 def test_what_a_template_does_not_write_is_said_once_and_counted(tmp_path, small_tokenizer, template, row, lost):
     found = run(tmp_path, ChatTokenizeFn(small_tokenizer, chat_template=template), row, CHAT, row)
+
     said = [(event["what"], event["num_found"], event["num_rows"]) for event in found.not_written]
     assert said == [(what, 2, 3) for what in lost]
     assert found.now.noted_total == {f"{what}_not_written": 2 for what in lost}
@@ -314,6 +334,7 @@ def test_what_a_template_does_not_write_is_said_once_and_counted(tmp_path, small
 def test_so_it_is_of_prompts_and_pairs(tmp_path, small_tokenizer):
     prompts = PromptTokenizeFn(small_tokenizer, apply_chat_template=True, chat_template=PLAIN)
     pair = {"prompt": [ASKS], "chosen": [SAYS], "rejected": [{**SAYS, "content": "So.", "reasoning_content": "Hm."}]}
+
     assert run(tmp_path, prompts, {"input": [ASKS], "tools": [TOOL]}).now.noted_total == {"tools_not_written": 1}
     found = run(tmp_path, PreferenceTokenizeFn(small_tokenizer, chat_template=PLAIN), pair)
     assert found.now.noted_total == {"reasoning_content_not_written": 1}
@@ -323,6 +344,7 @@ def test_inspect_and_the_report_say_the_same(tmp_path, small_tokenizer, capsys):
     path = written(tmp_path / "rows.jsonl", *[{**CHAT, "source": "web", "tools": [TOOL]}] * 3)
     fn = ChatTokenizeFn(small_tokenizer, chat_template=PLAIN)
     Run(path, fn, telemetry=Telemetry(folder=str(tmp_path / "run")))
+
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0
     tables = read_page((tmp_path / "page.html").read_bytes()).tables
     assert tables["unread-table"][1:] == [["source", "3"]]

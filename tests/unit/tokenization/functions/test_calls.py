@@ -56,6 +56,7 @@ def chat(*calls: Any, **content: Any) -> list[dict[str, Any]]:
 def test_arguments_are_written_as_an_object_is_or_as_its_text(small_tokenizer, text, written, given):
     fn = ChatTokenizeFn(str(small_tokenizer), chat_template=text)
     written = written or "2('at', 'sky')('how', [1])"
+
     for _ in range(3):  # a shape is proven when it comes again
         assert trained(fn, {"messages": chat(call(given), call(given), content=None)}) == [written * 2 + END, f"b{END}"]
 
@@ -67,6 +68,7 @@ OF_PLAIN = template("call.arguments | tojson")
 @pytest.mark.parametrize("text", [OF_PLAIN, template("(call.function or call).arguments | tojson")])
 def test_a_call_without_a_function_is_a_call(small_tokenizer, text, given):
     fn = ChatTokenizeFn(str(small_tokenizer), chat_template=text)
+
     assert trained(fn, {"messages": chat(call(given)["function"])}) == [TEXT + END, f"b{END}"]
 
 
@@ -87,6 +89,7 @@ OF_NOTHING = {
 @pytest.mark.parametrize("text", OF_NOTHING.values(), ids=OF_NOTHING)
 def test_no_content_beside_calls_is_written_as_nothing(small_tokenizer, text, content):
     fn = ChatTokenizeFn(str(small_tokenizer), chat_template=text)
+
     for _ in range(3):
         assert trained(fn, {"messages": chat(call(TEXT), **content)}) == [TEXT + END, f"b{END}"]
 
@@ -94,6 +97,7 @@ def test_no_content_beside_calls_is_written_as_nothing(small_tokenizer, text, co
 @pytest.mark.parametrize("text", OF_NOTHING.values(), ids=OF_NOTHING)
 def test_a_tool_may_return_null(small_tokenizer, text):
     fn, (asks, calls, _, answers) = ChatTokenizeFn(str(small_tokenizer), chat_template=text), chat(call(TEXT))
+
     for nothing in ({"content": None}, {"content": ""}, {}):
         chunk = run(fn.open(), [{"messages": [asks, calls, {"role": "tool", "name": "look", **nothing}, answers]}] * 3)
         written = [tokenizer_of(fn).decode(ids, skip_special_tokens=False) for ids in token_ids(chunk)]
@@ -127,7 +131,9 @@ def test_a_template_that_transformers_renders_is_given_them_alike(small_tokenize
     fn = SlimeTokenizeFn(
         str(small_tokenizer), trust_remote_code=True, apply_chat_template=True, apply_chat_template_kwargs=kwargs
     )
+
     (prompt,) = values(run(fn.open(), [{"input": chat(call(TEXT), content=None)[:3]}]), "prompt")
+
     assert f"assistant\n{TEXT}{END}" in prompt
 
 
@@ -163,6 +169,7 @@ def test_arguments_that_are_no_object_make_a_bad_row_that_is_told_where(small_to
     functions += [PreferenceTokenizeFn(name, chat_template=ENCODES)]
     functions += [RendererTokenizeFn(name, build="tests.support.renderers:characters")]
     row = {"messages": messages, "prompt": messages[:3], "chosen": [assistant("b")], "rejected": [assistant("c")]}
+
     for fn in functions:
         (error,) = run(fn.open(), [row]).errors
         assert error.code == "AD111"
@@ -174,4 +181,5 @@ def test_arguments_that_are_no_object_make_a_bad_row_that_is_told_where(small_to
 
 def test_what_a_template_does_not_write_may_be_anything(small_tokenizer):
     fn = ChatTokenizeFn(str(small_tokenizer), chat_template=template("call.function.name"))
+
     assert trained(fn, {"messages": chat(call("print(1)"), content="c")}) == [f"clook{END}", f"b{END}"]

@@ -285,6 +285,7 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
 @pytest.mark.parametrize(("settings", "chat", "texts"), TRAINED.values(), ids=TRAINED)
 def test_exactly_this_is_trained(folders, settings, chat, texts):
     fn = of_folders(folders, **settings)
+
     for _ in range(3):  # a shape is proven when it comes again
         assert trained(fn, {"messages": chat}) == texts
 
@@ -292,13 +293,17 @@ def test_exactly_this_is_trained(folders, settings, chat, texts):
 @pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])], ids=["list", "text"])
 def test_tools_go_to_the_template(name, tools):
     fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, tool_key="functions")
+
     chunk = run(fn.open(), [{"messages": CHAT, "functions": tools, "tools": "not looked at"}])
+
     assert json.dumps(TOOL) in tokenizer_of(fn).decode(token_ids(chunk)[0])
 
 
 def test_a_row_with_nothing_to_train_on_is_dropped_and_counted(name):
     chats = [CHAT, [user("a")], [], [assistant("a", loss=False)]]
+
     chunk = run(ChatTokenizeFn(name).open(), [{"messages": chat} for chat in chats])
+
     assert (chunk.num_samples, drops(chunk), faults(chunk)) == (1, {"no_trained_tokens": [1, 2, 3]}, [])
 
 
@@ -318,6 +323,7 @@ def test_a_turn_that_parts_from_its_prompt_is_trained_from_there(name, template,
     chat = talk("a", "b", "c", "d", "e", "f", "g")
     chat[1]["thinking"], chat[5]["thinking"] = "hm", "so"
     fn = ChatTokenizeFn(name, chat_template=template)
+
     assert trained(fn, {"messages": chat[:4]}) == [f"{past}b{end}", f"{past}d{end}"]
     assert trained(fn, {"messages": chat[:6]}) == [f"{past}b{end}", f"{past}d{end}", f"{last}{end}"]
     assert trained(fn, {"messages": chat}) == [f"{past}b{end}", f"{past}d{end}", f"{past}f{end}"]
@@ -372,7 +378,9 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
 def test_a_template_that_does_not_show_the_assistants_text_is_refused_and_not_guessed(folders, template, chat, reason):
     train_on = "last_assistant" if "has 1" in reason else "assistant"
     fn = of_folders(folders, OVER if OVER in template else END, chat_template=template, train_on=train_on)
+
     chunk = run(fn.open(), [{"messages": chat}])
+
     assert faults(chunk) == [(0, "AD414")]
     assert reason in chunk.errors[0].reason
 
@@ -380,7 +388,9 @@ def test_a_template_that_does_not_show_the_assistants_text_is_refused_and_not_gu
 def test_a_refusal_names_the_template(small_tokenizer, tmp_path):
     named = {"chat_template": [{"name": "loud", "template": SHOUTS_AT_THE_END}]}
     folder = variant(small_tokenizer, tmp_path / "named", config=named)
+
     chunk = run(ChatTokenizeFn(folder, chat_template="loud").open(), [{"messages": CHAT}])
+
     assert chunk.errors[0].reason.startswith("chat template 'loud' renders earlier turns differently")
 
 
@@ -431,6 +441,7 @@ WITHOUT_CONTENT = [
 @pytest.mark.parametrize("turn", WITHOUT_CONTENT, ids=str)
 def test_a_turn_without_content_makes_a_bad_row_unless_it_is_a_tools(name, turn):
     tool = [user("a"), assistant("b"), {"role": "tool", "name": "look", "content": None}, assistant("c")]
+
     assert codes(name, LENIENT, tool, *[[user("a"), turn, assistant("b")]] * 40) == [
         (number, "AD132") for number in range(1, 41)
     ]
@@ -440,7 +451,9 @@ def test_what_a_turn_without_content_has_is_named_and_a_tool_may_return_anything
     row = {"messages": [user("Why?"), {"role": "assistant", "text": "Yes."}]}
     template = WRITES_ALL.replace("~ m.content ~", "~ (m.content if m.content is string else m.content | tojson) ~")
     results = [[{"name": "look", "value": 1}], [1, 2], {"more": None}]
+
     (error,) = run(ChatTokenizeFn(name, chat_template=LENIENT).open(), [row]).errors
+
     assert error.reason == "'messages'[1] has no 'content', and the template writes nothing of its 'text'"
     assert codes(name, template, *([*talk("a", "b"), {**RESULT, "content": each}] for each in results)) == []
 
@@ -473,9 +486,11 @@ def word_with_a_border(name: str) -> tuple[str, str]:
 def test_a_token_of_a_word_of_both_sides_is_not_trained_and_is_counted(name, jsonl_file):
     fn = ChatTokenizeFn(name, chat_template=CUTS_WORDS)
     rows = [{"messages": talk(*word_with_a_border(name))}, {"messages": talk("return", " value")}]
+
     with DataLoader(str(jsonl_file(rows)), tokenize_fn=fn, shuffle=False, num_workers=0, epochs=1) as loader:
         samples = loader.get_next_batch(2)
         noted = loader.statistics().noted_total
+
     ids = [each.tokens[each.labels != -100].tolist() for each in samples]
     texts = [tokenizer_of(fn).decode(each, skip_special_tokens=False) for each in ids]
     assert (texts, noted) == ([f" value{END}", f" value{END}"], {"straddling_token": 1})
@@ -499,7 +514,9 @@ def test_a_space_that_a_post_processor_hides_belongs_to_its_token(small_tokenize
     post_processor = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     folder = variant(small_tokenizer, tmp_path / "trimming", post_processor=post_processor)
     template = ENDS_IN_A_WORD.replace("alue", "value")
+
     chunk = run(ChatTokenizeFn(folder, chat_template=template).open(), [{"messages": talk("a", " b ")}])
+
     # The space is the assistant's, and "value" is not, so that the token of " value" straddles the border.
     assert trained_texts(chunk, tokenizer_of(ChatTokenizeFn(folder))) == [[" b"]]
     assert notes(chunk)["straddling_token"] == [0]
@@ -511,6 +528,7 @@ def test_a_stop_token_that_absorbs_the_white_space_beside_it_is_trained(small_to
     folder = variant(
         small_tokenizer, tmp_path / "stripping", added_tokens=stripping, config={"added_tokens_decoder": {}}
     )
+
     for last in ("Nothing.", "Rien, é."):
         texts = trained(ChatTokenizeFn(folder), {"messages": [*CHAT[:-1], assistant(last)]})
         assert texts == [f"Because.{END}", f"{last}{END}"]
@@ -519,7 +537,9 @@ def test_a_stop_token_that_absorbs_the_white_space_beside_it_is_trained(small_to
 def test_text_that_is_normalized_is_trained_whole(small_tokenizer, tmp_path):
     folder = variant(small_tokenizer, tmp_path / "nfc", normalizer={"type": "NFC"})
     answer = "e\u0301 caf\u00e9 e\u0301"
+
     texts = trained(ChatTokenizeFn(folder), {"messages": talk("e\u0301", answer, "e\u0301")})
+
     assert texts == [unicodedata.normalize("NFC", answer) + END]
 
 
@@ -551,7 +571,9 @@ def metaspace(tmp_path_factory):
 def test_the_first_word_of_a_reply_is_trained_where_its_token_begins_with_the_space_before_it(metaspace):
     fn = ChatTokenizeFn(metaspace)
     chats = [talk("why", reply, "no", reply[::-1]) for reply in REPLIES]
+
     chunk = run(fn.open(), [{"messages": chat} for chat in chats])
+
     assert notes(chunk) == {}
     for number, (chat, reply) in enumerate(zip(chats, REPLIES, strict=True)):
         theirs = their_mask(metaspace, chat)
@@ -562,7 +584,9 @@ def test_the_first_word_of_a_reply_is_trained_where_its_token_begins_with_the_sp
 
 def test_the_answers_of_a_pair_begin_with_the_token_that_has_the_space_before_them(metaspace):
     fn = PreferenceTokenizeFn(metaspace)
+
     chunk = run(fn.open(), [{"prompt": "the sky is ", "chosen": "blue here", "rejected": "nothing"}])
+
     (extra,) = values(chunk, "extra")
     ((start, _),) = extra["rejected_spans"]
     assert trained_texts(chunk, tokenizer_of(fn)) == [[" blue here</s>"]]
@@ -588,8 +612,10 @@ def test_a_span_ends_with_its_block_where_that_of_transformers_runs_to_the_end(w
         "{% endgeneration %}{% else %}U: {{ m.content }}\n{% endif %}{% endfor %}"
     )
     chat = talk("why", "so", "how", "thus", "when")
+
     theirs = their_mask(word_tokenizer, chat, template=template)
     ours = run(ChatTokenizeFn(word_tokenizer, chat_template=template).open(), [{"messages": chat}])
+
     assert token_ids(ours) == [theirs["input_ids"]]
     assert trained_texts(ours, tokenizer_of(ChatTokenizeFn(word_tokenizer))) == [["so", "thus"]]
     assert sum(mask_of(ours)) == 2
@@ -607,7 +633,9 @@ def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data, tokeniz
     marked = (test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja").read_text()
     fn = ChatTokenizeFn(str(folder), chat_template=marked if template == "generation" else None)
     lines = rows_of(test_data / "chat_sft" / "chat_sft.jsonl")
+
     chunk = run(fn.open(), lines)
+
     assert (chunk.num_samples, drops(chunk), faults(chunk)) == (912, {}, [])
     for row, texts in zip(map(json.loads, lines), trained_texts(chunk, tokenizer_of(fn)), strict=True):
         wanted = [said(message) for message in row["messages"] if message["role"] == "assistant"]

@@ -134,7 +134,9 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("dialect, row, messages", SAME.values(), ids=SAME)
 def test_a_row_has_the_tokens_and_labels_of_its_messages(name, dialect, row, messages):
     expected = read(ChatTokenizeFn(name, chat_template=WITH_CALLS), {"messages": messages})
+
     found = read(ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect=dialect), row)
+
     assert token_ids(found) == token_ids(expected) != []
     assert mask_of(found) == mask_of(expected)
     assert sum(mask_of(found))
@@ -143,7 +145,9 @@ def test_a_row_has_the_tokens_and_labels_of_its_messages(name, dialect, row, mes
 def test_of_a_prompt_nothing_is_trained(name):
     row = {"prompt": [ASKS, SAYS, MORE], "completion": [LAST]}
     settings = {"chat_template": WITH_CALLS}
+
     found = read(ChatTokenizeFn(name, dialect="prompt_completion", **settings), row)
+
     last = read(ChatTokenizeFn(name, train_on="last_assistant", **settings), {"messages": [ASKS, SAYS, MORE, LAST]})
     assert mask_of(found) == mask_of(last)
 
@@ -157,7 +161,9 @@ def test_a_loss_of_a_turn_counts(name):
         {"role": "assistant", "content": "d", "loss": True},
     ]
     settings = {"chat_template": WITH_CALLS}
+
     found = read(ChatTokenizeFn(name, dialect="sharegpt", **settings), {"conversations": turns})
+
     assert mask_of(found) == mask_of(read(ChatTokenizeFn(name, **settings), {"messages": as_messages}))
 
 
@@ -189,12 +195,14 @@ BAD = {
 @pytest.mark.parametrize("dialect, row, code, reason", BAD.values(), ids=BAD)
 def test_a_row_that_is_not_of_the_form_is_bad(name, dialect, row, code, reason):
     found, why = fault(ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect=dialect), row)
+
     assert found == code
     assert reason in why
 
 
 def test_without_a_loader_the_error_names_the_dialect_that_is_seen(name):
     fn = ChatTokenizeFn(name, chat_template=WITH_CALLS)
+
     for dialect, row, _ in SAME.values():
         if dialect != "messages":
             code, reason = fault(fn, row)
@@ -206,7 +214,9 @@ def test_without_a_loader_the_error_names_the_dialect_that_is_seen(name):
 def test_the_rows_own_names_of_keys_are_read(name):
     settings = {"chat_template": WITH_CALLS, "dialect": "question_answer"}
     fn = ChatTokenizeFn(name, dialect_keys={"question": "ask", "system": "before"}, **settings)
+
     found = read(fn, {"ask": "What is 1 + 1?", "answer": "2", "before": "Be short."})
+
     same = {"question": "What is 1 + 1?", "answer": "2", "system": "Be short."}
     assert token_ids(found) == token_ids(read(ChatTokenizeFn(name, **settings), same))
     assert fault(fn, {"question": "What is 1 + 1?"})[1].startswith("no key 'ask'")
@@ -240,7 +250,9 @@ def test_texts_have_what_the_tokenizer_puts_around_them(name, tmp_path):
     around |= {"special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}}}
     begins = variant(Path(name), tmp_path / "begins", post_processor=around)
     texts = {"prompt": "One, two,", "completion": " three."}
+
     (tokens,) = token_ids(read(ChatTokenizeFn(begins, dialect="prompt_completion"), texts))
+
     assert tokens == [number, *token_ids(read(ChatTokenizeFn(name, dialect="prompt_completion"), texts))[0]]
 
 
@@ -249,7 +261,9 @@ def test_a_call_with_empty_content_that_the_template_does_not_write_is_an_error(
     without_calls = "{% for m in messages %}{{ m.role + ':' + m.content + '|' }}{% endfor %}"
     says = {"role": "assistant", "content": "", key: CALL["tool_calls"]}
     chat = [ASKS, says, FOUND, SAYS]
+
     code, reason = fault(ChatTokenizeFn(name, chat_template=without_calls), {"messages": chat})
+
     assert code == "AD132"
     assert f"'messages'[1] has empty 'content', and the template writes nothing of its '{key}'" in reason
     assert read(ChatTokenizeFn(name, chat_template=without_calls), {"messages": [ASKS, SAYS]}).errors == []

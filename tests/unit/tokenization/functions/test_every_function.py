@@ -36,7 +36,9 @@ any_length = pytest.mark.parametrize("kind", OF_ANY_LENGTH.values(), ids=OF_ANY_
 @every_kind
 def test_a_sample_has_the_tokens_of_its_whole_text_and_trains_its_part_of_it(name, kind: Kind):
     fn = kind.make(name)
+
     chunk = run(fn.open(), [{**kind.row, "metadata": {"id": 7}}])
+
     (ids,), whole = token_ids(chunk), tokenizer_of(fn).encode(kind.text, add_special_tokens=False).ids
     assert ids[: len(whole)] == whole
     assert set(ids[len(whole) :]) <= {tokenizer_of(fn).token_to_id("<|endoftext|>")}, "padding"
@@ -51,7 +53,9 @@ def test_a_sample_has_the_tokens_of_its_whole_text_and_trains_its_part_of_it(nam
 def test_a_text_that_the_tokenizer_refuses_is_named_and_the_others_are_kept(small_tokenizer, tmp_path, function, key):
     words = {"type": "WordLevel", "vocab": {"aa": 0}, "unk_token": "no such token"}
     folder = variant(small_tokenizer, tmp_path / "words", model=words)
+
     chunk = run(function(folder).open(), [{key: "aa"}, {key: "c"}, {key: "aa"}])
+
     assert (chunk.num_samples, faults(chunk)) == (2, [(1, "AD421")])
     assert chunk.errors[0].reason.startswith("the tokenizer raised Exception: WordLevel error: Missing [UNK] token")
 
@@ -63,11 +67,13 @@ def test_a_sample_of_exactly_max_length_is_kept_and_a_longer_one_is_dropped_or_a
 
     (ids,), extra = token_ids(made()), values(made(), "extra")[0] or {}
     length = max(len(ids) - extra.get("num_padding", 0), len(extra.get("rejected_input_ids", [])))
+
     for beside in ([], [b"{"]):  # at once, and one by one
         assert token_ids(made(*beside, max_length=length)) == [ids[:length]]
         assert drops(made(*beside, max_length=length - 1)) == {"max_length": [0]}
     if kind.trained is None:
         return
+
     assert token_ids(made(max_length=length, overlong="error")) == [ids[:length]]
     (error,) = made(max_length=length - 1, overlong="error").errors
     assert error.code == "AD415"
@@ -139,6 +145,7 @@ def test_every_setting_that_changes_samples_is_in_the_fingerprint_and_where_the_
 
     moved = shutil.copytree(small_tokenizer, tmp_path / "moved")
     others = [{"revision": "x"}, *({"tokenizer_backend": name} for name in ("hf", "gigatoken", "fastokens"))]
+
     assert len({prints(**settings) for settings in [{}, *changes]}) == len(changes) + 1
     assert {prints(moved), *(prints(**settings) for settings in others)} == {prints()}
 
@@ -149,6 +156,7 @@ def test_a_fingerprint_tells_which_part_differs(name, small_tokenizer, tmp_path)
     config = (tmp_path / "ended" / "tokenizer_config.json").read_text(encoding="utf-8")
     (tmp_path / "ended" / "tokenizer_config.json").write_text(config.replace("<|im_end|>", "<|endoftext|>", 1))
     other = chat_prompt(str(tmp_path / "ended")).fingerprints()
+
     assert sorted(base) == ["template", "tokenize_fn", "tokenizer"]
     assert base["template"] == "none"
     assert chat["template"] == chat_prompt(name, chat_template_kwargs={"a": 1}).fingerprints()["template"]
@@ -170,6 +178,7 @@ def test_fingerprints_are_pinned_and_a_change_of_meaning_asks_for_a_new_version(
     rows = PromptRowFn("t", prompt_key="prompt", apply_chat_template=True, max_length=512)
     prints = [fn.settings_digest() for fn in (PromptTokenizeFn(name), chat, rows, Other(name), Newer(name))]
     versions = [getattr(kind.make, "version", None) for kind in KINDS.values()]
+
     assert prints[:3] == [
         "10e50bdb4f3d19cc513ebece346c1985",
         "171e14b38084ec576fad7164304e019f",
@@ -182,7 +191,9 @@ def test_fingerprints_are_pinned_and_a_change_of_meaning_asks_for_a_new_version(
 def test_a_description_cannot_be_changed_and_only_the_tokenizer_may_be_without_a_name(name):
     kwargs = {"a": {"b": 1}}
     fn = chat_prompt(name, chat_template_kwargs=kwargs)
+
     kwargs["a"]["b"] = 2
+
     assert fn.chat_template_kwargs == {"a": {"b": 1}}
     with pytest.raises(AttributeError):
         fn.max_length = 3  # type: ignore[misc]
@@ -228,8 +239,10 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("make", "settings", "reason"), REFUSED, ids=range(len(REFUSED)))
 def test_a_setting_that_cannot_work_is_refused_by_name(make, settings, reason):
     arguments = {"tokenizer": "org/name", **settings}
+
     with pytest.raises(ConfigError) as caught:
         make(arguments.pop("tokenizer"), **arguments)
+
     assert reason in str(caught.value)
 
 
@@ -252,8 +265,10 @@ def test_what_the_tokenizers_files_lack_is_refused_before_workers_start(
 ):
     nothing = {"eos_token": None, "pad_token": None, "chat_template": None}
     folder = variant(small_tokenizer, tmp_path / "bare", config=nothing)
+
     with pytest.raises(ConfigError) as caught:
         make(folder, **settings).resolve().open()
+
     assert reason in str(caught.value)
     PromptTokenizeFn(folder).resolve()
     chat_prompt(folder, chat_template="{{ messages }}").resolve()
@@ -263,8 +278,10 @@ def test_resolving_gives_a_local_folder_or_the_commit_of_a_hub_name(small_tokeni
     monkeypatch.chdir(small_tokenizer.parent)
     shutil.copytree(small_tokenizer, tmp_path / "abc123")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: str(tmp_path / "abc123"))
+
     here = PromptTokenizeFn(small_tokenizer.name, max_length=3, revision="main").resolve()
     there = PromptTokenizeFn("org/name", revision="main").resolve()
+
     assert here == PromptTokenizeFn(str(small_tokenizer), max_length=3, revision="main")
     assert (there.tokenizer, there.revision) == (str(tmp_path / "abc123"), "abc123")
     assert there.fingerprints() == PromptTokenizeFn(small_tokenizer).fingerprints()  # type: ignore[arg-type]
@@ -286,7 +303,9 @@ print(*{"numpy", "torch", "transformers", "huggingface_hub", "anyio"} & {*sys.mo
 @pytest.mark.thorough
 def test_no_function_needs_a_heavy_library(name):
     command = [sys.executable, "-c", HEAVY, name, *sys.path]
+
     done = subprocess.run(command, capture_output=True, text=True, check=True)
+
     assert done.stdout.split() == []
 
 
@@ -314,5 +333,7 @@ def test_a_loader_without_workers_leaves_no_thread_of_the_library(name, jsonl_fi
     """Each would keep 4 to 5 MB for every tokenizer that it has ever worked for, as long as the trainer lives."""
     path = jsonl_file([KINDS[kind].row] * 30)
     command = [sys.executable, "-c", LOADS, str(path), name, kind, *sys.path]
+
     done = subprocess.run(command, capture_output=True, text=True, timeout=NEVER_S, check=True)
+
     assert done.stdout == "1\n"

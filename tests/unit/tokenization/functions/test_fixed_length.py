@@ -58,7 +58,9 @@ def rows_of_babilong(test_data: Path, file: str, every: int) -> list[Any]:
 
 def test_a_sample_is_prompt_answer_end_and_padding_and_only_the_answer_is_trained(name):
     fn = babilong(name, pad_id=77)
+
     chunk = run(fn.open(), [ROW])
+
     (ids,), (extra,) = token_ids(chunk), values(chunk, "extra")
     assert len(ids) == 1000
     assert texts(fn, chunk) == [f"{CONTEXT}{SUFFIX} garden{END}"]
@@ -72,8 +74,10 @@ def test_a_tokenizer_without_padding_is_padded_with_its_end_and_one_without_an_e
 ):
     no_pad = variant(small_tokenizer, tmp_path / "no_pad", config={"pad_token": None})
     no_end = variant(small_tokenizer, tmp_path / "no_end", config={"eos_token": None})
+
     (ids,) = token_ids(made(no_pad))
     ended = made(no_end, add_eos=END)
+
     assert ids[-1] == 2
     assert trained_texts(ended, tokenizer_of(babilong(no_end))) == [[f" garden{END}"]]
 
@@ -81,6 +85,7 @@ def test_a_tokenizer_without_padding_is_padded_with_its_end_and_one_without_an_e
 def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(around):
     cut = {"max_length": 60, "overlong": "truncate_context_left"}
     with_them, without = made(around, **cut), made(around, **cut, add_special_tokens=False)
+
     assert token_ids(with_them)[0][0] == 1
     assert token_ids(with_them)[0].count(2) == token_ids(without)[0].count(2) == 1
     assert token_ids(without)[0][0] != 1
@@ -88,7 +93,9 @@ def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answe
 
 def test_any_keys_of_a_row_can_be_laid_out(name):
     fn = FixedLengthTokenizeFn(name, max_length=40, prompt="{{{a}}} {b} or {b}?", answer=" {c}, {a}")
+
     chunk = run(fn.open(), [{"a": "one", "b": "two", "c": "three"}])
+
     assert texts(fn, chunk) == [f"{{one}} two or two? three, one{END}"]
     assert trained_texts(chunk, tokenizer_of(fn)) == [[f" three, one{END}"]]
 
@@ -99,6 +106,7 @@ def test_the_question_and_the_answer_are_never_cut(name, cut):
     fn = babilong(name, overlong=cut)
     tail = f"{SUFFIX} garden{END}"
     shortest = len(tokenizer_of(fn).encode(tail).ids)
+
     for length in range(shortest, 200):
         chunk = run(babilong(name, length, overlong=cut).open(), [ROW])
         if chunk.num_samples == 0:
@@ -120,6 +128,7 @@ def test_a_context_is_cut_where_it_is_asked_for(name):
         assert notes(chunk) == {"truncated": [0]}
         (text,) = texts(fn, chunk)
         kept[cut] = text.removesuffix(f"{SUFFIX} garden{END}")
+
     assert CONTEXT.endswith(kept["truncate_context_left"])
     assert CONTEXT.startswith(kept["truncate_context_right"])
     middle = kept["truncate_context_middle"]
@@ -131,6 +140,7 @@ def test_a_context_is_cut_where_it_is_asked_for(name):
 def test_a_row_that_would_lose_too_much_of_its_context_or_the_answer_in_it_is_dropped(name):
     short = {"max_length": 60, "overlong": "truncate_context_left", "min_context_tokens": 50}
     rows = [{**ROW, "input": f"{front} {'filler ' * 100} {back}"} for front, back in (("garden", ""), ("", "garden"))]
+
     assert drops(made(name, ROW, {**ROW, "question": "?" * 200}, **short)) == {"context_too_short": [0, 1]}
     (extra,) = values(made(name, **short | {"min_context_tokens": 1}), "extra")
     kept = 60 - extra["num_padding"] - len(tokenizer_of(babilong(name)).encode(f"{SUFFIX} garden{END}").ids)
@@ -152,7 +162,9 @@ def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
 ):
     rows = rows_of_babilong(test_data, file, every)
     fn = babilong(str(test_data / "tokenizers" / tokenizer), max_length, overlong=cut)
+
     chunk = run(fn.open(), rows)
+
     assert (chunk.num_samples, faults(chunk)) == (len(rows), [])
     assert {len(ids) for ids in token_ids(chunk)} == {max_length}
     assert trained_texts(chunk, tokenizer_of(fn)) == [[f" {row['target']}{END}"] for row in rows]
@@ -179,7 +191,9 @@ def test_the_legacy_recipe_is_kept_on_babilong(test_data, tokenizer, file, max_l
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     rows = rows_of_babilong(test_data, file, every)
     fn = babilong(folder, max_length, legacy_recipe=True)
+
     chunk = run(fn.open(), rows)
+
     assert chunk.num_samples == len(rows)
     for number, row in enumerate(rows):
         ids, extra = token_ids(chunk)[number], values(chunk, "extra")[number]
@@ -201,4 +215,5 @@ def test_the_legacy_recipe_notes_whether_the_cut_removed_the_question(name):
         assert extra["question_lost"] is ("Question: Where is Mary?" not in text)
         assert notes(chunk) == ({"question_lost": [0]} if extra["question_lost"] else {}) | {"truncated": [0]}
         facts.add((extra["question_lost"], "Answer:" in text))
+
     assert facts == {(False, False), (True, False)}

@@ -21,8 +21,10 @@ WHOLE = {key: f"\n\nHuman: {ASKS}\n\nAssistant: {text}" for key, text in BARE.it
 @pytest.mark.parametrize("name", ["pairs_question", "pairs_instruction"])
 def test_pairs_of_others_name_the_key_of_their_question(tmp_path, small_tokenizer, test_data, name):
     lines = (test_data / "rows" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+
     with pytest.raises(BadRowError, match="AD110") as caught:
         samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), *map(json.loads, lines))
+
     assert f"'{name.removeprefix('pairs_')}'" in str(caught.value)
     assert "set prompt_key" in str(caught.value)
 
@@ -44,8 +46,10 @@ def test_two_answers_are_not_trained_without_their_question(tmp_path, small_toke
     row = {**more, **answers}
     if more.get("prompt") and answers is CHATS:
         row["prompt"] = [{"role": "user", "content": ASKS}]
+
     with pytest.raises(BadRowError, match="AD110") as caught:
         samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), {**answers}, row)
+
     assert reason in str(caught.value)
 
 
@@ -71,8 +75,10 @@ def test_pairs_that_have_their_question_are_read(tmp_path, small_tokenizer, sett
 def test_a_prompt_that_both_answers_begin_with_names_the_setting(tmp_path, small_tokenizer):
     """As UltraFeedback and the preferences of Tulu 3 have it: the prompt is text, and both answers are whole chats."""
     row: dict[str, Any] = {key: [{"role": "user", "content": ASKS}, *chat] for key, chat in CHATS.items()}
+
     with pytest.raises(BadRowError, match="set prompt_key=None"):
         samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), {"prompt": ASKS, **row})
+
     (found,) = samples(tmp_path, PreferenceTokenizeFn(small_tokenizer, prompt_key=None), {"prompt": ASKS, **row})
     (same,) = samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), row)
     assert (found.tokens.tolist(), found.extra) == (same.tokens.tolist(), same.extra)

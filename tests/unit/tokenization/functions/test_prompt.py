@@ -31,7 +31,9 @@ def test_a_row_becomes_tokens_prompt_label_and_metadata(name, tokenizer):
         *({"input": "two", "label": 0, "metadata": empty} for empty in (None, False, 0, "", [], "text")),
         {"input": "two", "label": 0},
     ]
+
     chunk = run(PromptTokenizeFn(name, label_key="label").open(), rows)
+
     texts = ["café olé", *["two"] * 8]
     assert token_ids(chunk) == [tokenizer.encode(text).ids for text in texts]
     assert values(chunk, "prompt") == texts
@@ -44,7 +46,9 @@ def test_keys_can_be_renamed_shared_and_left_out(name):
     row = {"q": "why", "tools": "no JSON", "metadata": 5, "m": {"a": 1}}
     shared = PromptTokenizeFn(name, prompt_key="q", label_key="q", metadata_key="m", tool_key=None)
     none = PromptTokenizeFn(name, prompt_key="q", metadata_key=None, tool_key=None)
+
     chunk, bare = run(shared.open(), [row]), run(none.open(), [row])
+
     assert [values(chunk, column) for column in ("prompt", "label", "metadata")] == [["why"], ["why"], [{"a": 1}]]
     assert values(bare, "label") == values(bare, "metadata") == [None]
 
@@ -52,7 +56,9 @@ def test_keys_can_be_renamed_shared_and_left_out(name):
 def test_a_string_is_one_user_turn_of_a_chat_also_if_it_is_json(name, tokenizer):
     text = "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n"
     chat = json.dumps([user("why")])
+
     chunk = run(chat_prompt(name).open(), [{"input": "why"}, {"input": [user("why")]}, {"input": chat}])
+
     assert (values(chunk, "prompt"), faults(chunk)) == ([text, text, text.replace("why", chat)], [])
     assert token_ids(chunk)[:2] == [tokenizer.encode(text, add_special_tokens=False).ids] * 2
     assert token_ids(chunk)[0][0] == 1  # the special token, not its letters
@@ -60,9 +66,11 @@ def test_a_string_is_one_user_turn_of_a_chat_also_if_it_is_json(name, tokenizer)
 
 def test_an_empty_prompt_is_dropped(name):
     rows = [{"input": ""}, {"input": "a"}, {"input": []}]
+
     plain = run(PromptTokenizeFn(name, add_special_tokens=True).open(), rows[:2])
     chat = run(chat_prompt(name).open(), rows)
     blank = run(chat_prompt(name, chat_template="{{ '' }}").open(), rows)
+
     assert (drops(plain), values(plain, "prompt")) == ({"empty_prompt": [0]}, ["a"])
     assert (drops(chat), chat.num_samples) == ({"empty_prompt": [2]}, 2)
     assert drops(blank) == {"empty_prompt": [0, 1, 2]}
@@ -115,7 +123,9 @@ def test_special_tokens_are_added_to_plain_text_only_if_asked_for(small_tokenize
     around = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
     folder = variant(small_tokenizer, tmp_path / "t", post_processor=json.loads(around.__getstate__()))
     made = [PromptTokenizeFn(folder), PromptTokenizeFn(folder, add_special_tokens=True), chat_prompt(folder)]
+
     first = [token_ids(run(fn.open(), [{"input": "a"}]))[0][0] for fn in made]
+
     assert [id == 0 for id in first] == [False, True, False]
     assert first[2] == 1
 
@@ -133,7 +143,9 @@ def test_a_row_for_a_framework_is_kept_as_it_is_and_without_tokens_if_its_prompt
     prompts = run(PromptTokenizeFn(name, metadata_key=None, **settings).open(), rows)
     limit = sorted(map(len, token_ids(prompts)))[5]
     marked = b"\xef\xbb\xbf" + json.dumps(ROW).encode()
+
     chunk = run(PromptRowFn(name, max_length=limit, **settings).open(), [*rows, marked, {"prompt": 3}, {"other": []}])
+
     short = [row for row, ids in zip(rows, token_ids(prompts), strict=True) if len(ids) <= limit]
     assert 0 < len(short) < len(rows)
     assert values(chunk, "extra") == [*short, ROW]

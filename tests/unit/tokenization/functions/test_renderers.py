@@ -52,6 +52,7 @@ def test_a_prompt_is_what_the_training_of_its_rollout_begins_with(tmp_path, smal
     fn = RendererTokenizeFn(small_tokenizer, build=OURS, label_key="answer", train_on="none")
     (prompt,) = delivered(tmp_path, fn, ROW | {"messages": CHAT[:3]})
     (whole,) = delivered(tmp_path, RendererTokenizeFn(small_tokenizer, build=OURS), ROW)
+
     assert [*prompt.tokens.tolist(), *B] == whole.tokens.tolist()
     assert (prompt.prompt, prompt.label, prompt.labels) == (CHAT[:3], "B", None)
     assert prompt.metadata == {"n": 1, "tools": ROW["tools"]}
@@ -62,6 +63,7 @@ def test_a_prompt_is_what_the_training_of_its_rollout_begins_with(tmp_path, smal
 def test_an_end_that_only_a_next_message_would_give_is_added_and_trained(tmp_path, small_tokenizer):
     fn = RendererTokenizeFn(small_tokenizer, build=OURS, arguments={"ends": False})
     (sample,) = delivered(tmp_path, fn, ROW)
+
     assert sample.labels.tolist()[-2:] == B
 
 
@@ -165,6 +167,7 @@ def test_a_rollout_of_two_turns_by_the_package_has_the_ids_that_are_trained(tmp_
     (whole,) = delivered(tmp_path, RendererTokenizeFn(fn.tokenizer, arguments=arguments), {"messages": CHAT})
     prompt, ids = first.tokens.tolist(), whole.tokens.tolist()
     assert ids[: len(prompt)] == prompt
+
     answer = ids[len(prompt) : ids.index(made.get_stop_token_ids()[0], len(prompt)) + 1]
     assert whole.labels.tolist()[len(prompt) :][: len(answer)] == answer
     bridged = made.bridge_to_next_turn(prompt, answer, CHAT[2:3]).token_ids

@@ -26,7 +26,9 @@ def test_tokens_are_put_around_a_text_as_asked_and_all_but_the_first_are_trained
 ):
     folder = variant(small_tokenizer, tmp_path / "bos", config={"bos_token": "<|im_start|>"})
     tokenizer = tokenizer_of(TextTokenizeFn(folder))
+
     chunk = run(TextTokenizeFn(folder, **settings).open(), [{"text": TEXT}])
+
     front, back = ([tokenizer.token_to_id(token) for token in tokens] for tokens in (before, after))
     ids = [*front, *tokenizer.encode(TEXT).ids, *back]
     assert (token_ids(chunk), values(chunk, "spans")) == ([ids], [[[1, len(ids)]]])
@@ -34,7 +36,9 @@ def test_tokens_are_put_around_a_text_as_asked_and_all_but_the_first_are_trained
 
 def test_rows_without_trained_tokens_are_dropped_with_a_reason(small_tokenizer):
     fn = TextTokenizeFn(str(small_tokenizer), eos=False)
+
     chunk = run(fn.open(), [{"text": ""}, {"text": "a"}, {"text": "a b"}])
+
     assert (chunk.num_samples, drops(chunk)) == (1, {"empty_text": [0], "no_trained_tokens": [1]})
 
 
@@ -114,7 +118,9 @@ def test_chats_are_trained_on_what_comes_after_the_prompt(name, explicit, train_
     row: dict[str, Any] = {"prompt": PROMPT, **CHATS}
     if not explicit:
         row = {key: PROMPT + chat for key, chat in CHATS.items()}
+
     found = both(PreferenceTokenizeFn(name, train_on=train_on), row)
+
     assert found[0][0].count("said before") == 1
     assert (found[0][1:], found[1][1:]) == (good, bad)
 
@@ -129,7 +135,9 @@ def test_pairs_that_cannot_be_learned_from_are_dropped_by_their_reason(name):
         {"prompt": "a", "chosen": " b", "rejected": " c", "metadata": {"n": 1}},
     ]
     without_end = [{"prompt": "a", "chosen": one, "rejected": other} for one, other in ((" b", ""), ("", " b"))]
+
     chunk = run(PreferenceTokenizeFn(name, max_length=6).open(), rows)
+
     assert drops(chunk) == {"no_preference": [0], "no_trained_tokens": [1, 2], "max_length": [3, 4]}
     assert values(chunk, "metadata") == [{"n": 1}]
     assert drops(run(PreferenceTokenizeFn(name, eos=False).open(), without_end)) == {"no_trained_tokens": [0, 1]}
@@ -137,5 +145,7 @@ def test_pairs_that_cannot_be_learned_from_are_dropped_by_their_reason(name):
 
 def test_a_tokenizer_without_a_template_will_do_for_texts_alone(small_tokenizer, tmp_path):
     folder = variant(small_tokenizer, tmp_path / "plain", config={"chat_template": None})
+
     chunk = run(PreferenceTokenizeFn(folder).resolve().open(), [LETTERS, {"prompt": PROMPT, **CHATS}])
+
     assert (chunk.num_samples, faults(chunk)) == (1, [(1, "AD411")])

@@ -82,7 +82,9 @@ FORMS: dict[str, tuple[dict[str, Any], Any]] = {
 @pytest.mark.parametrize(("settings", "form"), FORMS.values(), ids=FORMS)
 def test_rows_of_other_trainers_leave_out_the_turns_that_they_say(tmp_path, small_tokenizer, rows, settings, form):
     fn = ChatTokenizeFn(small_tokenizer, **settings)
+
     samples, counted, events = delivered(tmp_path, fn, *map(form, rows))
+
     assert [trained(sample, small_tokenizer) for sample in samples] == [YES] * len(rows)
     assert counted == {"turn_left_out": len(rows)}
     (event,) = events
@@ -91,7 +93,9 @@ def test_rows_of_other_trainers_leave_out_the_turns_that_they_say(tmp_path, smal
 
 def test_a_renderer_leaves_them_out_too(tmp_path, small_tokenizer, rows):
     fn = RendererTokenizeFn(small_tokenizer, build="tests.support.renderers:characters")
+
     samples, counted, events = delivered(tmp_path, fn, *rows)
+
     for sample in samples:
         labels = [label for label in sample.labels.tolist() if label != -100]
         assert "".join(map(chr, labels[:-1])) == "No, 7 times 13."
@@ -101,7 +105,9 @@ def test_a_renderer_leaves_them_out_too(tmp_path, small_tokenizer, rows):
 def test_the_rest_of_a_chat_that_is_trained_whole_stays_trained(tmp_path, small_tokenizer, rows):
     fn = ChatTokenizeFn(small_tokenizer, train_on="all")
     (whole,), _, _ = delivered(tmp_path, fn, {"messages": chat()})
+
     samples, counted, _ = delivered(tmp_path, fn, *rows)
+
     for sample in samples:
         assert sample.tokens.tolist() == whole.tokens.tolist()
         assert trained(sample, small_tokenizer) == trained(whole, small_tokenizer).replace(NO, "")
@@ -118,13 +124,16 @@ def test_the_rest_of_a_chat_that_is_trained_whole_stays_trained(tmp_path, small_
 )
 def test_each_flag_says_yes_or_no(tmp_path, small_tokenizer, flag, value, is_trained):
     fn = ChatTokenizeFn(small_tokenizer)
+
     assert trained_of(tmp_path, fn, answers({flag: value})) == NO * is_trained + YES
 
 
 def test_one_no_is_enough_and_a_turn_that_is_not_trained_anyway_may_say_so(tmp_path, small_tokenizer):
     said = {"loss": False}
     row = {"messages": chat(said, {"train": True, "weight": 0}, said)}
+
     (sample,), counted, _ = delivered(tmp_path, ChatTokenizeFn(small_tokenizer), row)
+
     assert (trained(sample, small_tokenizer), counted) == (YES, {"turn_left_out": 1})
 
 
@@ -144,8 +153,10 @@ BAD = {
 @pytest.mark.parametrize(("row", "reason"), BAD.values(), ids=BAD)
 def test_another_value_is_a_bad_row_that_names_the_setting(tmp_path, small_tokenizer, kind, row, reason):
     more = {"build": "tests.support.renderers:characters"} if kind is RendererTokenizeFn else {}
+
     with pytest.raises(BadRowError, match="AD111") as caught:
         delivered(tmp_path, kind(small_tokenizer, **more), {"messages": chat()}, row)
+
     assert reason in str(caught.value)
     (flag,) = (flag for flag in FLAGS if f"'{flag}'" in reason)
     assert f"turn_flags={tuple(other for other in FLAGS if other != flag)} ignores it" in str(caught.value)
@@ -155,8 +166,10 @@ def test_another_value_is_a_bad_row_that_names_the_setting(tmp_path, small_token
 
 def test_flags_are_ignored_where_a_setting_says_so(tmp_path, small_tokenizer, rows):
     every, one = (ChatTokenizeFn(small_tokenizer, turn_flags=flags) for flags in ((), ("train",)))
+
     samples, counted, events = delivered(tmp_path, every, *rows)
     some, _, _ = delivered(tmp_path, one, *rows)
+
     assert [trained(sample, small_tokenizer) for sample in samples] == [NO + YES] * len(rows)
     assert (counted, events) == ({}, [])
     assert [trained(sample, small_tokenizer) for sample in some] == [
@@ -169,15 +182,18 @@ def test_a_last_answer_that_is_left_out_leaves_nothing_to_train(tmp_path, small_
     path = tmp_path / "rows.jsonl"
     lines = [answers({}, {"weight": 0}), answers({"weight": 0}, {"weight": 1})]
     path.write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
+
     with DataLoader(str(path), tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1) as loader:
         (sample,) = loader.get_next_batch(1)
         now = loader.statistics()
+
     assert trained(sample, small_tokenizer) == YES
     assert (now.dropped_total, now.noted_total) == ({"no_trained_tokens": 1}, {})
 
 
 def test_a_turn_of_the_user_cannot_be_left_out_of_a_chat_that_is_trained_whole(tmp_path, small_tokenizer):
     row = {"messages": chat({"loss": False})}
+
     with pytest.raises(BadRowError, match=r"AD111 .*'messages'\[0\] has a flag .* leaves out only the assistant's"):
         delivered(tmp_path, ChatTokenizeFn(small_tokenizer, train_on="all"), row)
 
@@ -196,6 +212,7 @@ LEFT_OUT = {
 def test_an_answer_of_a_pair_that_is_left_out_is_refused(tmp_path, small_tokenizer, train_on, row, place):
     with pytest.raises(BadRowError, match="AD111") as caught:
         delivered(tmp_path, PreferenceTokenizeFn(small_tokenizer, train_on=train_on), row)
+
     assert f"{place} has a flag that leaves it out, but answers are trained" in str(caught.value)
     assert "turn_flags=()" in str(caught.value)
     fn = PreferenceTokenizeFn(small_tokenizer, train_on=train_on, turn_flags=())
@@ -207,8 +224,10 @@ def test_the_prompt_of_a_pair_is_not_trained_and_may_say_so(tmp_path, small_toke
     fn = PreferenceTokenizeFn(small_tokenizer, train_on=train_on)
     prompt = chat({"loss": False}, {"weight": 0})[:3]
     answer, other = [chat()[3] | {"weight": 1}], chat()[1:2]
+
     explicit = {"prompt": prompt, "chosen": answer, "rejected": other}
     common = {"chosen": prompt + answer, "rejected": prompt + other}
+
     plain = {"prompt": chat()[:3], "chosen": chat()[3:], "rejected": other}
     samples, _, _ = delivered(tmp_path, fn, explicit, common, plain)
     assert {(str(one.tokens.tolist()), str(one.labels.tolist()), str(one.extra)) for one in samples} == {
@@ -222,6 +241,7 @@ def test_prompts_have_no_flags(tmp_path, small_tokenizer):
         PromptTokenizeFn(small_tokenizer, prompt_key="messages", apply_chat_template=True),
         RendererTokenizeFn(small_tokenizer, build="tests.support.renderers:characters", train_on="none"),
     ]
+
     for fn in functions:
         (found,), _, _ = delivered(tmp_path, fn, {"messages": messages})
         (plain,), _, _ = delivered(tmp_path, fn, {"messages": chat()[:3]})
@@ -233,8 +253,10 @@ def test_prompts_have_no_flags(tmp_path, small_tokenizer):
 def test_every_turn_is_counted_not_every_row(tmp_path, small_tokenizer, shuffle, with_samples):
     says_no = {"weight": 0}
     row = {"messages": [*chat({}, says_no), *chat({}, says_no)]}
+
     with patch.object(InlineExecutor, "answers_with_samples", new=with_samples):
         _, counted, events = delivered(
             tmp_path, ChatTokenizeFn(small_tokenizer), *[row, {"messages": chat()}] * 20, shuffle=shuffle
         )
+
     assert (counted, len(events)) == ({"turn_left_out": 40}, 1)

@@ -63,6 +63,7 @@ SAMPLES: dict[str, tuple[Any, list[int], dict[str, Any]]] = {
 @pytest.mark.parametrize(("result", "tokens", "columns"), SAMPLES.values(), ids=SAMPLES)
 def test_what_a_function_may_return_is_a_sample(result, tokens, columns):
     chunk = plain(result)
+
     names = ("prompt", "label", "metadata", "extra", "spans")
     assert token_ids(chunk) == [tokens]
     assert {name: value for name in names if (value := chunk.value(name, 0)) is not None} == columns
@@ -71,6 +72,7 @@ def test_what_a_function_may_return_is_a_sample(result, tokens, columns):
 def test_none_or_a_text_or_no_tokens_for_xtuner_drop_a_row():
     chunk = run(FunctionTokenizer(lambda row: row["drop"]), [{"drop": None}, {"drop": "too odd"}, {"drop": [1]}])
     filtered = xtuner({"input_ids": [], "labels": [], "num_tokens": 0})
+
     assert (drops(chunk), chunk.row_of(0)) == ({"tokenize_fn": [0], "too odd": [1]}, 2)
     assert (filtered.num_samples, drops(filtered)) == (0, {"num_tokens_0": [0]})
 
@@ -94,6 +96,7 @@ REFUSED: list[tuple[Any, str]] = [
 def test_a_result_that_is_no_sample_is_refused_by_row(result, reason):
     chunk = run(FunctionTokenizer(lambda row: result if row["bad"] else [1]), [{"bad": False}, {"bad": True}])
     of_xtuner = xtuner(result)
+
     assert (token_ids(chunk), faults(chunk), faults(of_xtuner)) == ([[1]], [(1, "AD425")], [(0, "AD425")])
     assert chunk.errors[0].reason.startswith("the tokenize function returned something that is not a sample: ")
     assert reason in chunk.errors[0].reason
@@ -121,6 +124,7 @@ def test_an_error_about_a_huge_value_is_short(jsonl_file, function, text):
     with DataLoader(jsonl_file([{"id": 1}]), tokenize_fn=function, num_workers=0) as loader:
         with pytest.raises(BadRowError, match=text) as caught:
             loader.get_next_batch(1)
+
     assert len(str(caught.value)) < 11_000
     assert len(caught.value.reason) < 2_100
 
@@ -136,7 +140,9 @@ def samples(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 @given(sample=samples(), as_array=st.booleans(), name=st.sampled_from(["input_ids", "tokens"]))
 def test_labels_are_kept_exactly(made, sample, as_array, name):
     tokens, labels = (np.array(each, np.int64) if as_array else each for each in sample)
+
     chunk = made({name: tokens, "labels": labels})
+
     found = [-100] * len(sample[0])
     for start, stop in values(chunk, "spans")[0]:
         found[start:stop] = sample[0][start:stop]
@@ -180,6 +186,7 @@ NOT_LABELS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "reason"), NOT_LABELS, ids=lambda value: str(value)[:50])
 def test_labels_that_are_none_make_a_bad_row_that_says_how_they_should_be(made, fields, reason):
     chunk = made({"input_ids": [5, 6, 7], **fields})
+
     assert faults(chunk) == [(0, "AD425")]
     assert reason in chunk.errors[0].reason
 
@@ -194,6 +201,7 @@ def test_a_loaders_samples_have_these_labels_and_its_packs_train_them(jsonl_file
         (sample,) = loader.get_next_batch(1)
     with DataLoader(path, tokenize_fn=answer_only, **packs, **INLINE) as loader:
         (batch,) = loader
+
     assert (sample.tokens.tolist(), sample.labels.tolist(), sample.extra) == ([5, 6, 7], [-100, 6, 7], {"kind": "x"})
     assert batch["labels"].tolist() == [[-100, 6, 7]]
 
@@ -204,6 +212,7 @@ def lengths(row: dict[str, Any]) -> list[int]:
 
 def test_a_row_that_the_function_raises_on_is_named_with_the_users_own_traceback():
     chunk = run(FunctionTokenizer(lengths), [{"input": "a"}, {"output": "b"}, b"{", {"input": "c"}])
+
     assert (token_ids(chunk), faults(chunk)) == ([[0], [0]], [(1, "AD421"), (2, "AD101")])
     assert chunk.errors[0].reason == "the tokenize function raised KeyError('input')"
     assert "in lengths" in chunk.errors[0].traceback
@@ -222,6 +231,7 @@ def test_a_batched_function_is_called_once_for_all_rows_and_again_for_each_if_it
     function = FunctionTokenizer(divides)
     good, bad = (run(function, [{"n": 5}, b"[]", {"n": number}]) for number in (10, 0))
     few = run(function, [{"n": 1}, {"left out": True}])
+
     assert (token_ids(good), faults(good)) == ([[0, 1], [0]], [(1, "AD113")])
     assert (token_ids(bad), faults(bad)) == ([[0, 1]], [(1, "AD113"), (2, "AD421")])
     assert "ZeroDivisionError" in bad.errors[-1].reason
@@ -269,6 +279,7 @@ class Description:
 )
 def test_a_worker_makes_a_function_again_from_its_path_and_settings(fn, path, settings, tokens):
     spec = describe(fn)
+
     assert (spec.path, spec.settings) == (path, settings)
     assert token_ids(run(open_spec(spec), [{"input": "ab"}])) == [tokens]
 
@@ -276,6 +287,7 @@ def test_a_worker_makes_a_function_again_from_its_path_and_settings(fn, path, se
 @pytest.mark.parametrize("build", [CHARACTERS, Characters, f"{XTUNER_FNS}:ready", f"{XTUNER_FNS}:counting", counting])
 def test_one_for_xtuner_is_made_by_a_path_a_class_or_a_function_and_runs_in_its_runtime_state(build):
     chunk = run(open_spec(describe(XTunerTokenizeFn(build))), [{"text": "abc"}])
+
     assert (token_ids(chunk), values(chunk, "spans")) == ([[97, 98, 99]], [[[1, 3]]])
     assert values(chunk, "extra") == [{"char_start": 0}]
 
@@ -288,6 +300,7 @@ def test_a_function_is_known_by_its_path_and_its_version_or_its_hash_and_argumen
     arguments: list[dict[str, Any]] = [{}, {"max_length": 4}, {"max_length": 5}, {"name": "other"}]
     made = [XTunerTokenizeFn(CHARACTERS, each) for each in arguments]
     of_objects = [resolved(Characters(2)), XTunerTokenizeFn(Characters(4)), XTunerTokenizeFn(Characters(5))]
+
     assert fingerprints_of(Description(step=7)) == {"tokenize_fn": "step 7"}
     assert fingerprints_of(lengths) == {"tokenize_fn": f"{HERE}:lengths version None"}
     assert fingerprints_of(versioned)["tokenize_fn"].endswith("versioned version 3")
@@ -356,6 +369,7 @@ def tokens_of(path: str, fn: Any, num_workers: int = 0) -> list[int]:
 def test_an_object_for_xtuner_runs_in_this_process_and_is_refused_for_a_worker_with_the_ways_out(path):
     fn = Characters(2)
     fn.set_state("cache")
+
     assert tokens_of(path, fn) == tokens_of(path, XTunerTokenizeFn(Characters(2))) == [97, 98]
     with pytest.raises(ConfigError, match="AD420 a worker process cannot be sent a Characters; ") as refused:
         DataLoader(path, tokenize_fn=fn, num_workers=1)
@@ -382,6 +396,7 @@ def test_a_snapshot_of_a_function_that_gives_other_samples_is_refused(path, befo
         loader.get_next_batch(2)
         until(lambda: loader.state_dict()["canaries"])
         state = loader.state_dict()
+
     with DataLoader(path, tokenize_fn=after, num_workers=0) as loader:
         with pytest.raises(asyncdata.errors.SnapshotMismatchError, match=error):
             loader.load_state_dict(state)

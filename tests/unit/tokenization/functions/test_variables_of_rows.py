@@ -41,7 +41,9 @@ def test_a_row_with_variables_has_the_tokens_of_these_settings(tmp_path, small_t
     """Whatever rows stand beside it, also when the shape of its chat is known already; with tools as without."""
     rows = [{**row, "chat_template_kwargs": variables} for variables in VARIABLES for _ in range(3)]
     rows += [{**row, "tools": [{"name": "look"}], "chat_template_kwargs": VARIABLES[0]}]
+
     found = samples(tmp_path, make(small_tokenizer, chat_template=TEMPLATE), *rows)
+
     expected = []
     for variables in VARIABLES:
         fn = make(small_tokenizer, chat_template=TEMPLATE, chat_template_kwargs=variables or {})
@@ -55,7 +57,9 @@ def test_a_row_with_variables_has_the_tokens_of_these_settings(tmp_path, small_t
 def test_variables_may_be_json_text_and_another_value_says_nothing(tmp_path, small_tokenizer, make, row):
     fn, variables = make(small_tokenizer, chat_template=TEMPLATE), {"enable_thinking": True}
     as_text, *others = [{**row, "chat_template_kwargs": each} for each in (json.dumps(variables), "a", [1], 7)]
+
     found = samples(tmp_path, fn, as_text, *others)
+
     assert found == samples(tmp_path, fn, {**row, "chat_template_kwargs": variables}, row, row, row)
 
 
@@ -63,7 +67,9 @@ def test_variables_may_be_json_text_and_another_value_says_nothing(tmp_path, sma
 def test_what_a_row_says_comes_before_the_setting(tmp_path, small_tokenizer, make, row):
     fn = make(small_tokenizer, chat_template=TEMPLATE, chat_template_kwargs={"enable_thinking": True})
     says_no = {**row, "chat_template_kwargs": {"enable_thinking": False}}
+
     thinks, does_not = samples(tmp_path, fn, row, says_no)
+
     assert thinks != does_not
     assert [does_not] == samples(tmp_path, make(small_tokenizer, chat_template=TEMPLATE), row)
 
@@ -78,13 +84,17 @@ def test_what_a_row_says_comes_before_the_setting(tmp_path, small_tokenizer, mak
 )
 def test_a_name_that_is_no_variable_is_a_bad_row(tmp_path, small_tokenizer, make, row, variables, reason):
     fn = make(small_tokenizer, chat_template=TEMPLATE)
+
     with pytest.raises(BadRowError, match="AD111") as caught:
         samples(tmp_path, fn, row, {**row, "chat_template_kwargs": variables})
+
     assert reason in str(caught.value)
     assert caught.value.line == 2
 
 
 def test_a_text_that_no_template_renders_needs_none(tmp_path, small_tokenizer):
     row = {"prompt": "a", "completion": " b"}
+
     (found,) = samples(tmp_path, ChatTokenizeFn(small_tokenizer), {**row, "chat_template_kwargs": {"a": 1}})
+
     assert [found] == samples(tmp_path, ChatTokenizeFn(small_tokenizer), row)

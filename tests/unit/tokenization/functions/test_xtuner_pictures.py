@@ -56,6 +56,7 @@ def path(jsonl_file):
 
 def test_pictures_of_qwen_are_columns_and_positions_are_those_of_each_token(path):
     sample = sample_of(path, Pictures(VL), media_root="media")
+
     shapes = {name: (array.shape, array.dtype) for name, array in sample.columns.items()}
     assert shapes == {
         "pixel_values": ((4, 24), np.float32),
@@ -70,6 +71,7 @@ def test_pictures_of_qwen_are_columns_and_positions_are_those_of_each_token(path
 def test_a_text_among_them_has_positions_only(path):
     text = {name: VL[name] for name in ("input_ids", "labels", "position_ids", "num_tokens", "num_imgs")}
     sample = sample_of(path, Pictures(text | {"num_img_tokens": [0]}))
+
     assert [name for name, array in sample.columns.items() if len(array)] == ["mrope"]
     assert sample.extra == {"num_imgs": [1]}
 
@@ -78,6 +80,7 @@ def test_tiles_of_internvl_are_columns_without_positions(path):
     tiles = {name: VL[name] for name in ("input_ids", "num_tokens", "num_img_tokens")}
     made = Pictures(tiles | {"pixel_values": np.ones((2, 3, 4, 4))}, None, image_size=4)
     columns = sample_of(path, made).columns
+
     assert (columns["pixel_values"].shape, set(columns)) == ((2, 3, 4, 4), {"pixel_values", "num_img_tokens"})
 
 

@@ -75,6 +75,7 @@ async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows)
         executor.slots.release(window.slot)
         assert ids_of(await client.answer(innocent)) == list(range(13))
         assert ids_of(await client.answer(asked[0])) == [0, 1, 2, 3, 4]
+
     assert [type(reply) for reply in told] == [Crashed]
     assert freed == [told]
 
@@ -92,6 +93,7 @@ async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
 
             executor.submit(request).then(ask_again)
             await anyio.sleep_forever()
+
     (error,) = caught.value.exceptions
     assert isinstance(error, WorkerError)
     assert str(error).startswith("AD426 14 workers died without finishing one request; the last exit status 3\n")
@@ -105,6 +107,7 @@ async def test_rows_that_are_slow_together_do_not_count_as_hung(rows):
     path = rows(8, dict.fromkeys(range(8), {"sleep_s": 0.8}))
     async with pool(path, tells_who, row_timeout_s=5.0) as (executor, client, window):
         assert ids_of(await client.tokenized(window)) == list(range(8))
+
     assert executor.statistics().num_restarts == 0
 
 
@@ -121,6 +124,7 @@ async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeyp
             await until(lambda: len(pids(executor)) == 2 and not set(pids(executor)) & set(workers))
             assert ids_of(await client.tokenized(window)) == list(range(20))
             assert not stopped.is_running()
+
     (event,) = events_of(events, "forkserver.lost")
     assert (event["reason"], event["how"]) == ("no answer in 0.3 s; it was killed", "SIGKILL")
 
@@ -130,4 +134,5 @@ async def test_a_stopped_fork_server_does_not_prevent_the_loader_from_closing(ro
     async with pool(rows(20), row_id, 2):
         stopped = fork_server()
         stopped.suspend()
+
     assert not stopped.is_running()

@@ -38,6 +38,7 @@ async def test_the_tokenize_function_is_opened_once_for_all_workers_including_la
         await all_ready(executor)
         assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
         assert {psutil.Process(pid).ppid() for pid in pids(executor)} == {fork_server().pid}
+
     assert len(list(tmp_path.glob("start *"))) == 1
 
 
@@ -47,6 +48,7 @@ async def test_every_forked_worker_has_its_own_random_numbers(rows):
     async with pool(path, Opening("dice"), 2) as (_, client, window):
         asked = [client.ask(window.request(row, row + 1)) for row in range(40)]
         found = [value_of(reply, "extra") for reply in await client.answers(asked)]
+
     first_of_each = {one["pid"]: (one["python"], one["numpy"]) for one in reversed(found)}
     assert len(first_of_each) == 2
     for rolls in zip(*first_of_each.values(), strict=True):
@@ -57,6 +59,7 @@ async def test_output_that_was_buffered_before_a_fork_is_printed_once(rows):
     with structlog.testing.capture_logs() as events:
         async with pool(rows(1), Opening("prints without a newline"), 2):
             await until(lambda: "half a line" in said(events))
+
     assert said(events).count("half a line") == 2, "once from Python and once from C"
     assert {event["worker"] for event in events_of(events, "worker.output")} == {"forkserver"}
 
@@ -78,6 +81,7 @@ async def test_a_function_with_threads_or_open_files_is_opened_by_every_worker_i
             await until(lambda: executor.statistics().num_restarts == 1)
             await all_ready(executor)
             assert ids_of(await client.tokenized(window)) == list(range(200))
+
     (event,) = events_of(events, "workers.not_shared")
     assert event["reason"].startswith(reason)
     assert len(list(tmp_path.glob("start *"))) == 3
@@ -123,6 +127,7 @@ async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, reques
             asked = client.ask(window.request(1, 2))
             assert asked == 1, "the second, so that its id is 2"
             await anyio.sleep_forever()
+
     (error,) = caught.value.exceptions
     assert isinstance(error, WorkerError)
     assert str(error) == reason
@@ -184,6 +189,7 @@ async def test_a_worker_without_a_pidfd_is_not_used(rows, monkeypatch, error, me
     refuse_pidfds(monkeypatch, error)
     change(monkeypatch, patience_with_starts_s=0)  # otherwise kills from outside are tolerated for that long
     client = Client(process_pool(1), rows(1), row_id)
+
     assert (await failure_to_run(client)).startswith(message)
 
 
@@ -195,8 +201,10 @@ async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is
             executor.set_num_workers(2)
             await until(lambda: events_of(logs, "worker.not_started"))
             assert ids_of(await client.tokenized(window)) == list(range(60))
+
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
             await all_ready(executor)
+
     assert executor.statistics().num_restarts == 0
 
 

@@ -54,6 +54,7 @@ async def test_the_output_of_a_worker_goes_to_the_log(rows):
             await client.tokenized(window)
             (pid,) = pids(executor)
             await until(lambda: "hello from row 0" in said(events))
+
     assert "a warning" in said(events)
     first = events_of(events, "worker.output")[0]
     assert (first["worker"], first["pid"], first["log_level"]) == (0, pid, "info")
@@ -63,6 +64,7 @@ async def test_the_output_of_a_worker_goes_to_the_log(rows):
 async def test_much_output_does_not_block_a_worker_and_does_not_fill_the_log(rows):
     with structlog.testing.capture_logs() as events:
         assert ids_of(await tokenized(process_pool(1), rows(20), worker_fns.noisy)) == list(range(20))
+
     assert 4096 <= len(said(events)) <= 100 * 4096
 
 
@@ -81,6 +83,7 @@ def pair():
 async def test_an_impossible_length_is_refused_before_memory_is_allocated(pair):
     connection, worker = pair
     worker.sendall(HEADER.pack(MAX_FRAME_BYTES + 1, 7))
+
     with pytest.raises(WorkerError, match=r"announced a reply of \d+ bytes; it is out of step"):
         await connection.receive()
 
