@@ -13,7 +13,7 @@ _NAMES = {
     "batching.planned": "pack_rows PackRules PlannedOrder",
     "batching.xtuner_packing": "proxy_cost",
     "checkpoint.restore": "content_changes describe_change find_changes setting_of",
-    "checkpoint.snapshot": "SCHEMA Snapshot from_state_dict to_state_dict",
+    "checkpoint.snapshot": "SCHEMA Snapshot StreamState from_state_dict to_state_dict",
     "checkpoint.summary": "describe_file",
     "cli.main": "main",
     "cli.output": "Piece TokenTexts",
