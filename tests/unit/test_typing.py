@@ -12,7 +12,8 @@ import pytest
 from tests.support.release import ROOT, TYPED
 
 pytestmark = pytest.mark.thorough
-TUTORIALS = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+TUTORIALS = sorted(set((ROOT / "docs" / "tutorial").glob("*.md")) - {ROOT / "docs/tutorial/run-over-videos.md"})
+"""But the one that makes videos, with PyAV and transformers, which say no types."""
 
 
 @pytest.fixture(scope="module")
