@@ -10,7 +10,7 @@ import anyio.to_thread
 import msgspec
 
 from asyncdata.core.errors import WorkerError, get_logger, is_shortage, short_of
-from asyncdata.core.messages import Job, ReadCounts, Reply, Short
+from asyncdata.core.messages import Job, ReadCounts, Reply, Request, Short
 from asyncdata.core.threads import finished_before_exit
 from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn, open_tokenize_fn
 from asyncdata.workers.base import ExecutorStatistics, WorkerState, anonymous_slots
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 _NEVER_S = float("inf")
+
+
+class _Gone(BaseException):
+    """The worker was ended while it answered; not an error of a row."""
 
 
 class _ThreadWorker(Worker):
@@ -44,9 +48,16 @@ class _ThreadWorker(Worker):
 
     def _note(self, row: int) -> None:
         if self._is_gone and row >= 0:
-            raise SystemExit  # not all rows of an abandoned request: the process may be about to end
+            raise _Gone
 
         self._row = row
+
+    def _answer(self, request: Request) -> Reply:
+        """The handler's reply. Of an abandoned request no further row is begun: the process may be about to end."""
+        try:
+            return finished_before_exit(self.handler, request)
+        except _Gone:
+            return Short("the loader was closed")  # nobody hears it; the error would hold what its frames refer to
 
     async def begin(self, has_started: Callable[[], bool]) -> None:
         """Nothing to wait for: it is ready at once."""
@@ -67,9 +78,7 @@ class _ThreadWorker(Worker):
         has a deadline.
         """
         try:
-            return await anyio.to_thread.run_sync(
-                finished_before_exit, self.handler, call.request, abandon_on_cancel=True
-            )
+            return await anyio.to_thread.run_sync(self._answer, call.request, abandon_on_cancel=True)
         except RuntimeError as error:
             if not is_shortage(error):
                 raise
