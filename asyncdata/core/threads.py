@@ -104,27 +104,8 @@ def started_and_awaited(target: Callable[[], object], name: str, if_stuck: str) 
     return thread
 
 
-_CALL_TIMEOUT_S = 5.0
-_calls: set[threading.Event] = set()
-"""Calls of :func:`finished_before_exit`, which are set when they have ended."""
-
-
-def finished_before_exit(function: Callable[..., T], *args: object) -> T:
-    """Call it. A process that ends meanwhile waits for it, up to five seconds: see :func:`_freeze`."""
-    has_ended = threading.Event()
-    _calls.add(has_ended)
-    try:
-        return function(*args)
-    finally:
-        _calls.discard(has_ended)
-        has_ended.set()
-
-
 def end_all() -> None:
-    """At exit, after loaders have ended theirs: wait for the calls, and for the threads, up to a minute for all."""
-    until = time.monotonic() + _CALL_TIMEOUT_S
-    for has_ended in list(_calls):
-        has_ended.wait(max(0.0, until - time.monotonic()))
+    """At exit, after loaders have ended theirs: wait for the threads, up to a minute for all of them together."""
     until = time.monotonic() + _EXIT_TIMEOUT_S
     for thread, message in list(_awaited.items()):
         thread.join(max(0.0, until - time.monotonic()))

@@ -10,8 +10,7 @@ import anyio.to_thread
 import msgspec
 
 from asyncdata.core.errors import WorkerError, get_logger, is_shortage, short_of
-from asyncdata.core.messages import Job, ReadCounts, Reply, Request, Short
-from asyncdata.core.threads import finished_before_exit
+from asyncdata.core.messages import Job, ReadCounts, Reply, Short
 from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn, open_tokenize_fn
 from asyncdata.workers.base import ExecutorStatistics, WorkerState, anonymous_slots
 from asyncdata.workers.pool import Lane, Pool, Transport, with_reader
@@ -28,10 +27,6 @@ _log = get_logger(__name__)
 _NEVER_S = float("inf")
 
 
-class _Gone(BaseException):
-    """The worker was ended while it answered; not an error of a row."""
-
-
 class _ThreadWorker(Worker):
     """Runs the handler in a thread, which cannot be killed: no worker is lost.
 
@@ -41,23 +36,9 @@ class _ThreadWorker(Worker):
     def __init__(self, number: int, new_handler: Callable[[Callable[[int], None]], Handler]) -> None:
         super().__init__(number, _NEVER_S)
         self.turn = anyio.Lock()
-        self.handler = new_handler(self._note)
+        self.handler = new_handler(partial(setattr, self, "_row"))  # in C: it is called for each row
         self._row = -1
-        self._is_gone = False
         self._has_call = anyio.Event()
-
-    def _note(self, row: int) -> None:
-        if self._is_gone and row >= 0:
-            raise _Gone
-
-        self._row = row
-
-    def _answer(self, request: Request) -> Reply:
-        """The handler's reply. Of an abandoned request no further row is begun: the process may be about to end."""
-        try:
-            return finished_before_exit(self.handler, request)
-        except _Gone:
-            return Short("the loader was closed")  # nobody hears it; the error would hold what its frames refer to
 
     async def begin(self, has_started: Callable[[], bool]) -> None:
         """Nothing to wait for: it is ready at once."""
@@ -78,7 +59,7 @@ class _ThreadWorker(Worker):
         has a deadline.
         """
         try:
-            return await anyio.to_thread.run_sync(self._answer, call.request, abandon_on_cancel=True)
+            return await anyio.to_thread.run_sync(self.handler, call.request, abandon_on_cancel=True)
         except RuntimeError as error:
             if not is_shortage(error):
                 raise
@@ -92,7 +73,6 @@ class _ThreadWorker(Worker):
         return lost
 
     def kill(self) -> None:
-        self._is_gone = True
         self.handler.close()
 
 
