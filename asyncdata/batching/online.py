@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import chain, groupby, islice, repeat
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -29,7 +30,7 @@ from asyncdata.batching.packs import (
 )
 from asyncdata.batching.planned import Dealt, PackRules
 from asyncdata.core.errors import ConfigError, SnapshotError
-from asyncdata.core.types import Position, Sample, measured
+from asyncdata.core.types import Position, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -212,17 +213,18 @@ class OnlinePacks:
     # Samples come.
 
     def pushed(
-        self, progress: OnlineProgress, samples: Sequence[Sample], point: RestartPoint, until: float = inf
+        self, progress: OnlineProgress, arrived: Arrived, point: RestartPoint, until: float = inf
     ) -> OnlineProgress:
         """The progress after the next samples of D. Samples that were taken in before a restart are passed over.
 
+        :param arrived: the samples, :func:`~asyncdata.core.types.measured`.
         :param point: where D was read from to get them.
         :param until: after the sample with which so many packs are ready, no more are taken in; ``last`` is that one.
         :raises ConfigError: AD450, for a sample that cannot be packed.
         :raises SnapshotError: if samples that waited before a restart do not come again.
         """
         now = progress._replace(point=point)
-        for _, some in groupby(zip(*measured(samples), samples, strict=True), _epoch_of):
+        for _, some in groupby(arrived, _epoch_of):
             if now.num_ready < until:
                 now = self._with_samples(now, until, list(some))
         is_ordered = now.start.window > progress.start.window
@@ -232,7 +234,7 @@ class OnlinePacks:
         """The progress after samples of one epoch."""
         if not self.rules.across_epochs and now.last is not None and now.last[0] < arrived[0][0][0]:
             now = self._all_packed(now)
-        num_known = 0 if now.last is None else bisect_right(arrived, now.last, key=_place_of)
+        num_known = num_until(arrived, now.last)
         missing = now.missing.copy()
         for place, num_tokens, sample in arrived[:num_known]:
             if place in missing:
@@ -458,8 +460,9 @@ def _epoch_of(item: tuple[Place, int, Sample]) -> int:
     return item[0][0]
 
 
-def _place_of(item: tuple[Place, int, Sample]) -> Place:
-    return item[0]
+def num_until(arrived: Arrived, last: Place | None) -> int:
+    """How many of the samples come before the place ``last`` or are at it."""
+    return 0 if last is None else bisect_right(arrived, last, key=itemgetter(0))
 
 
 class _Places(msgspec.Struct):

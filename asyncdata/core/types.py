@@ -121,8 +121,8 @@ class SampleRange(msgspec.Struct, frozen=True, gc=False):
         return self.start + number // self.group_size
 
 
-def measured(samples: Sequence[Sample]) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """The places in D of delivered samples, one a group, and their numbers of tokens.
+def measured(samples: Sequence[Sample]) -> list[tuple[tuple[int, int, int], int, Sample]]:
+    """Delivered samples, one a group: the place in D of each, its number of tokens, and the sample.
 
     They are read from the columns, a chunk at once: fields that are not asked for stay packed.
     """
@@ -137,7 +137,7 @@ def measured(samples: Sequence[Sample]) -> tuple[list[tuple[int, int, int]], lis
             first = delivered.row(group[0]._number)  # noqa: SLF001 - this is Sample's own code
             places += delivered.chunk.places(first, first + len(group))
             lengths += delivered.chunk.lengths_of(first, first + len(group)).tolist()
-    return places, lengths
+    return list(zip(places, lengths, samples, strict=True))
 
 
 _range_of = attrgetter("_range")

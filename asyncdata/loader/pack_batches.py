@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,9 +11,9 @@ from msgspec import structs
 
 from asyncdata.batching.collators import Document
 from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.online import OnlinePacks, OnlineProgress
+from asyncdata.batching.online import OnlinePacks, OnlineProgress, num_until
 from asyncdata.batching.packers import SinglePacking
-from asyncdata.batching.packs import Counts, Delivered, Pack, PackState, Place, restored
+from asyncdata.batching.packs import Counts, Delivered, Pack, PackState, restored
 from asyncdata.batching.planned import PLANNED_PACKINGS, PackRules
 from asyncdata.batching.xtuner_packing import LoaderPacking
 from asyncdata.core.errors import ConfigError, NoSamplesError, get_logger
@@ -307,19 +306,20 @@ class _OnlineBatches(PackBatches):
     def _looked_ahead(self, ledger: Ledger, progress: OnlineProgress) -> OnlineProgress:
         """The progress after samples that are there and are not taken yet, so that their media can be loaded."""
         samples = self._coordinator.ahead(_BATCHES_AHEAD * max(self._usual, _SAMPLES_PER_PUSH), progress.epoch)
+        point, until = _point_of(ledger), (1 + _BATCHES_AHEAD) * self._share.size
         with suppress(ConfigError):  # of a sample whose turn has not come
-            return self._packs.pushed(progress, samples, _point_of(ledger), (1 + _BATCHES_AHEAD) * self._share.size)
+            return self._packs.pushed(progress, measured(samples), point, until)
         return progress
 
     def finish(self, request: Request, samples: list[Sample]) -> Batch:
         """Push ``samples`` to the packer; the next batch, if there are enough packs for it."""
         progress: OnlineProgress = request.before.packs
         if samples:  # up to the one that fills the batch: so the place in D follows from the batches alone
-            places, _ = measured(samples)
-            again = _num_until(places, progress.last)  # samples that waited before a restart, or came before those
+            arrived = measured(samples)
+            again = num_until(arrived, progress.last)  # samples that waited before a restart, or came before those
             point = _point_of(request.before.settled())  # where a restart reads follows from them, too
-            progress = self._packs.pushed(progress, samples[: again or None], point, self._share.size)
-            number = again or _num_until(places, progress.last)
+            progress = self._packs.pushed(progress, arrived[: again or None], point, self._share.size)
+            number = again or num_until(arrived, progress.last)
             if number < len(samples):
                 self._coordinator.shorten(request, number)
             if again:
@@ -404,11 +404,6 @@ def _point_of(ledger: Ledger) -> RestartPoint:
 def _is_drained(ledger: Ledger, progress: OnlineProgress) -> bool:
     """Whether all samples of the epoch were taken from the stream."""
     return ledger.position.epoch > progress.epoch
-
-
-def _num_until(places: list[Place], last: Place | None) -> int:
-    """How many of the places come before ``last`` or are it."""
-    return 0 if last is None else bisect_right(places, last)
 
 
 def _nothing_kept(progress: OnlineProgress) -> str:

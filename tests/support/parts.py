@@ -36,7 +36,7 @@ _NAMES = {
     "core.plain_values": "from_builtins to_builtins unpacked",
     "core.settings": "Settings prepared resolve_path tag_of",
     "core.threads": "call_soon_in_this_loop no_op",
-    "core.types": "SampleRange",
+    "core.types": "SampleRange measured",
     "delivery.bad_rows": "_REASONS bad_row_error MassDrops without_text",
     "delivery.channel": "Channel",
     "delivery.chunk": "Chunk StreamDigest row_ids",

@@ -72,10 +72,13 @@ def with_places(messages: list[Message], given: Mapping[str, Any], settings: Pro
 def _with_first(messages: list[Message], given: Mapping[str, Any]) -> tuple[list[Message], list[str]]:
     """The messages, with places before the first text of the user, if there are none; and the kind of these places."""
     kinds = [kind for kind, values in given.items() if values]
+    if len(kinds) != 1:
+        return messages, []
+
     at = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
     texts = ["" if (content := message.get("content")) is None else content for message in messages]
     is_bare = all(isinstance(text, str) and not any(f"<{kind}>" in text for kind in given) for text in texts)
-    if len(kinds) != 1 or at is None or not is_bare:
+    if at is None or not is_bare:
         return messages, []
 
     number = len(values) if isinstance(values := given[kinds[0]], list) else 1

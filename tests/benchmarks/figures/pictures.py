@@ -19,11 +19,17 @@ _FRAMES = 20
 """Of a video that the processor takes."""
 
 
+def _lacks(bench: Bench, code: str, what: str, *packages: str) -> bool:
+    """Whether a package is missing; then the table says which."""
+    lacking = [name for name in packages if find_spec(name) is None]
+    if lacking:
+        bench.note(code, what, f"needs {', '.join(lacking)}")
+    return bool(lacking)
+
+
 def pictures(bench: Bench) -> None:
     """S22: 800 x 600 JPEG, one a chat, for Qwen3-VL."""
-    lacking = [name for name in ("PIL", "transformers", "torch") if find_spec(name) is None]
-    if lacking:
-        bench.note("S22", "pictures", f"needs {', '.join(lacking)}")
+    if _lacks(bench, "S22", "pictures", "PIL", "transformers", "torch"):
         return
 
     folder, num_rows = str(bench.folder / "pictures"), 40 if bench.quick else 400
@@ -56,9 +62,7 @@ def pictures(bench: Bench) -> None:
 
 def videos(bench: Bench) -> None:
     """S27: 640 x 360, ten seconds, of which Qwen3-VL takes 20 frames; one a chat."""
-    lacking = [name for name in ("av", "torchvision", "transformers", "torch") if find_spec(name) is None]
-    if lacking:
-        bench.note("S27", "videos", f"needs {', '.join(lacking)}")
+    if _lacks(bench, "S27", "videos", "av", "torchvision", "transformers", "torch"):
         return
 
     folder, num_rows = str(bench.folder / "videos"), 40 if bench.quick else 400

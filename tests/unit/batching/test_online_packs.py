@@ -14,7 +14,16 @@ from hypothesis import given
 from asyncdata import HardPacking, LengthGrouping, Position, SoftPacking
 from asyncdata.errors import SnapshotError
 from tests.support.examples import in_ci
-from tests.support.parts import Counters, OnlinePacks, PackRules, PackState, RestartPoint, SinglePacking, no_op
+from tests.support.parts import (
+    Counters,
+    OnlinePacks,
+    PackRules,
+    PackState,
+    RestartPoint,
+    SinglePacking,
+    measured,
+    no_op,
+)
 
 ROWS = 20  # of an epoch, some of which yield no sample
 
@@ -70,7 +79,7 @@ class Run:
     def push(self, number, *, is_undone=False):
         stop = min(self.next + number, len(self.samples))
         if stop > self.next:
-            progress = self.packs.pushed(self.progress, self.samples[self.next : stop], self.tip())
+            progress = self.packs.pushed(self.progress, measured(self.samples[self.next : stop]), self.tip())
             if not is_undone:  # else: an interrupt after the push, so D gives the same again
                 self.progress, self.next = progress, stop
 
@@ -196,4 +205,4 @@ def test_a_sample_that_waited_and_does_not_come_again_as_it_was_is_an_error(leng
     progress = packs.restored(run.packs.saved(run.progress), point)
 
     with pytest.raises(SnapshotError, match=f"AD604 the sample at 0:0:2 .*{message}.* another build of asyncdata$"):
-        packs.pushed(progress, stream([2, 2, length, 3, 1]), point)
+        packs.pushed(progress, measured(stream([2, 2, length, 3, 1])), point)
