@@ -20,8 +20,8 @@ import numpy as np
 from asyncdata.checkpoint.snapshot import StreamState
 from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, get_logger, safe_cause
 from asyncdata.core.messages import Tokenize
-from asyncdata.core.types import Position, SourceLocation
 from asyncdata.core.threads import finished_before_exit
+from asyncdata.core.types import Position, SourceLocation
 from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.windows import OpenWindow, Windows, no_such_place
 from asyncdata.sources.stream import MAX_WINDOW_ROWS, Int32, Int64, Rows, RowStream, StreamOrder
