@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Media
     from asyncdata.delivery.items import Failure
-    from asyncdata.delivery.ledger import GroupFile, IsOf, Returned
+    from asyncdata.delivery.ledger import GroupFile, IsOf, RestartPoint, Returned
     from asyncdata.delivery.media_queue import Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
 
@@ -305,7 +305,8 @@ class Coordinator:
     def _chosen(self, request: Request) -> list[Returned] | None:
         """The groups of the buffer that a request is served; None while their media are loaded."""
         if request.chosen is None:
-            request.chosen = request.choose(self.ledger.buffer, self._chooser.choose)
+            buffer = self.ledger.buffer
+            request.chosen = request.choose(buffer, self._chooser.choose) if buffer else []
         if self.channel.media is None:
             return request.chosen
 
@@ -427,7 +428,7 @@ class Coordinator:
             returned = validate_groups(groups, self.rules.samples_per_group, self.ledger.buffer)
             ledger = self.ledger.with_returned(returned, is_of)
             files = ledger.group_files.union(files_of(item.group for item in returned) or ())
-            self._state = State(self._judged(_structs.replace(ledger, group_files=files)))
+            self._state = State(self.judged(_structs.replace(ledger, group_files=files)))
             self._choose_again()
             return len(returned)
 
@@ -444,14 +445,14 @@ class Coordinator:
         return self.rules.commit_on_ack or (rollouts is not None and rollouts.tracked)
 
     def set_rollouts(self, rollouts: Any) -> None:
-        """Groups are tracked from now on, the policy has another version, or what was out waits in the buffer."""
+        """Groups are tracked from now on, or the policy has another version."""
         with self._lock:
             self._chooser.refuse_calls()
-            self._state = State(self._judged(_structs.replace(self.ledger, rollouts=rollouts)))
+            self._state = State(self.judged(_structs.replace(self.ledger, rollouts=rollouts)))
             self._choose_again()
 
-    def _judged(self, ledger: Ledger) -> Ledger:
-        """The ledger after its groups that are too old were reset or dropped."""
+    def judged(self, ledger: Ledger) -> Ledger:
+        """The ledger after its groups that are too old were reset or dropped. The lock is held."""
         return ledger if ledger.rollouts is None else self._chooser.calling(ledger.rollouts.judged, ledger)
 
     def end_groups(self, call: str, keys: Iterable[int], reason: str | None = None) -> int:
@@ -498,9 +499,13 @@ class Coordinator:
         channel.media = None if self._media is None else self._media.queue(channel)
         return channel
 
+    def restart_point(self) -> RestartPoint:
+        """Where D would be read from after a restart now."""
+        return self.ledger.settled().needed()
+
     def restart_position(self) -> Position:
         """The first position that a restart would need now."""
-        return self.ledger.settled().needed().position
+        return self.restart_point().position
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place in ``channel`` for at most ``max_rows`` rows; None if there is no room for ``min_rows``.

@@ -344,13 +344,13 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         oldest lease; or at the next sample.
         """
         point: RestartPoint | None = getattr(self.packs, "restart_point", None)
-        return point or RestartPoint(*self.restart_point()[:2])
+        first = self.leases[0] if self.leases else self
+        return point or RestartPoint(first.position, first.counters)
 
-    def restart_point(self) -> tuple[Position, Counters, frozenset[Position]]:
-        """Where a restart continues: before the oldest lease, or at the position if there is none."""
-        start = self.leases[0] if self.leases else self
+    def acked_from(self, position: Position) -> list[Position]:
+        """The places from ``position`` on whose groups are acknowledged, in order."""
         acked = self.acked.union(*(lease.acked for lease in self.leases))
-        return start.position, start.counters, frozenset(place for place in acked if place >= start.position)
+        return sorted(place for place in acked if place >= position)
 
     def at_epoch(self, epoch: int) -> Ledger:
         """The ledger at the start of ``epoch``. Of the leases, only groups from the buffer are kept.

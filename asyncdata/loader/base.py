@@ -235,11 +235,10 @@ class BaseLoader(Generic[Item_co, B_co]):
     def _report(self, samples_or_groups: Any, scores: Any) -> Callable[[], int]:
         """What ``report`` does."""
         self._check()
-        outcomes = self._engine.outcomes
-        if outcomes is None:
+        if self._engine.outcomes is None:
             raise ConfigError("AD483 this loader remembers no scores: give it outcomes=Outcomes(...)")
 
-        return partial(outcomes.report, self._engine, self._recorder, samples_or_groups, scores)
+        return partial(self._engine.report, self._recorder, samples_or_groups, scores)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows, from here on and in all epochs; the others keep their order.
@@ -526,7 +525,9 @@ class BaseLoader(Generic[Item_co, B_co]):
         """The batches of a new loop. It may cover a later epoch than the current one, unless ``set_epoch`` named it."""
         self._check()
         is_named, self._is_epoch_named = self._is_epoch_named, False
-        return self._engine.batches(runs_on=not is_named)
+        engine = self._engine
+        batches: SampleBatches | PackBatches = engine.batching.batches(engine.coordinator, runs_on=not is_named)
+        return batches
 
 
 def _recorder_of(engine: Engine, tokenize_fn: Any, packing: Any) -> Recorder | NoRecorder:

@@ -184,7 +184,8 @@ class ReadAhead:
         if not self._is_decided(channel, self._current[0]):
             return None
 
-        most = self._most_placed if window.is_placed else self.pacer.num_rows
+        capacity = self._coordinator.rules.capacity  # rows that are there need no worker, so their chunks may be large
+        most = max(1, min(_MAX_PLACED_ROWS, capacity)) if window.is_placed else self.pacer.num_rows
         size = min(most, window.num_rows - self._row)
         entry = self._coordinator.reserve(channel, size, min_rows=(size + 1) // 2)
         if entry is None:
@@ -205,11 +206,6 @@ class ReadAhead:
             if is_time:
                 outcomes.decide(epoch)
         return is_time
-
-    @property
-    def _most_placed(self) -> int:
-        """The largest chunk of rows that are there already: these need no worker, so the chunk may be large."""
-        return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> bool:
         first, stop = self._row, self._row + entry.num_rows
