@@ -113,8 +113,9 @@ class Engine:
         if config.executor is not None:
             connect_cluster(self.executor, job)
         self._scans = self._shared_scans()
-        if choice.share is None and self._scans is None:
-            self._warn_of_ranks()
+        is_divided = choice.share is not None or self._scans is not None
+        if config.ranks.world_size > 1 and config.executor is None and not is_divided:
+            _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_REMEDY)
         functions = list({id(part.opening.function): part.opening.function for part in self.parts}.values())
         bell = Bell()
         self._media = self._made_media(functions, bell, is_planned=choice.is_in_order)
@@ -189,12 +190,6 @@ class Engine:
     def files(self) -> FileRefs:
         """The files of the source."""
         return self.parts[0].files.files
-
-    def _warn_of_ranks(self) -> None:
-        """Each rank tokenizes the rows of all: say so, and what would be less work."""
-        config = self.config
-        if config.ranks.world_size > 1 and config.executor is None:
-            _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_REMEDY)
 
     def _shared_scans(self) -> SharedScans | None:
         """What ranks with an exchange divide; None: nothing, or the row index, which is divided as it is made."""

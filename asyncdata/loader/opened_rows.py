@@ -52,12 +52,6 @@ _MAX_CANARY_BLOCKS = 8
 _NO_VERSION = "the tokenize function has no attribute version, so it is not known when its samples change"
 
 
-def _index_folder(config: LoaderConfig) -> str:
-    """The folder of the row index; empty if it is not stored."""
-    folder = cache_folder() if config.cache.folder is None else config.cache.folder
-    return folder and f"{folder}/index"
-
-
 def index_identity(files: Blocks, job: Job, check: str, function: Function) -> str:
     """The digest of all that the index depends on; empty if that is not known."""
     if check == "samples" and not has_fingerprint(function):
@@ -150,7 +144,8 @@ class _IndexedSource:
         self._opening = opening
         self._job = opening.job(files, _INDEX_BLOCK_BYTES)
         self._identity = index_identity(files, self._job, shuffle.looks_at, opening.function)
-        self._folder = _index_folder(config)
+        folder = cache_folder() if config.cache.folder is None else config.cache.folder
+        self._folder = folder and f"{folder}/index"  # empty: the index is not stored
         self._ranks = ranks = config.ranks
         self._is_shared = ranks.exchange is not None and ranks.world_size > 1
         if self._folder and not self._identity:
