@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Media
     from asyncdata.delivery.items import Failure
-    from asyncdata.delivery.ledger import GroupFile, IsOf, RestartPoint, Returned
+    from asyncdata.delivery.ledger import GroupFile, IsOf, Returned
     from asyncdata.delivery.media_queue import Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
 
@@ -305,8 +305,7 @@ class Coordinator:
     def _chosen(self, request: Request) -> list[Returned] | None:
         """The groups of the buffer that a request is served; None while their media are loaded."""
         if request.chosen is None:
-            buffer = self.ledger.buffer
-            request.chosen = request.choose(buffer, self._chooser.choose) if buffer else []
+            request.chosen = request.choose(buffer, self._chooser.choose) if (buffer := self.ledger.buffer) else []
         if self.channel.media is None:
             return request.chosen
 
@@ -499,13 +498,9 @@ class Coordinator:
         channel.media = None if self._media is None else self._media.queue(channel)
         return channel
 
-    def restart_point(self) -> RestartPoint:
-        """Where D would be read from after a restart now."""
-        return self.ledger.settled().needed()
-
     def restart_position(self) -> Position:
         """The first position that a restart would need now."""
-        return self.restart_point().position
+        return self.ledger.needed().position
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place in ``channel`` for at most ``max_rows`` rows; None if there is no room for ``min_rows``.
@@ -526,9 +521,8 @@ class Coordinator:
 
     def _is_starving(self) -> bool:
         """Whether a request waits for more than is ready while no row is in flight: then any room is enough."""
-        channel = self.channel
-        is_short = channel.num_produced - self._num_taken < channel.demand
-        return bool(self._requests) and is_short and channel.num_rows_in_flight == 0
+        is_short = self.num_ready < self.channel.demand
+        return bool(self._requests) and is_short and self.channel.num_rows_in_flight == 0
 
     def is_awaited(self, channel: Channel) -> bool:
         """Whether a call takes more than was read; if not, the bell is rung once one does."""

@@ -343,8 +343,9 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Where D is read from after a restart: before the samples of packs that are not delivered, and before the
         oldest lease; or at the next sample.
         """
-        point: RestartPoint | None = getattr(self.packs, "restart_point", None)
-        first = self.leases[0] if self.leases else self
+        ledger = self.settled()
+        point: RestartPoint | None = getattr(ledger.packs, "restart_point", None)
+        first = ledger.leases[0] if ledger.leases else ledger
         return point or RestartPoint(first.position, first.counters)
 
     def acked_from(self, position: Position) -> list[Position]:

@@ -164,7 +164,7 @@ class Part:
 
     def restart_position(self) -> Position:
         """The first position of this part that a restart would need now."""
-        state: MixtureState = self._mixture.coordinator.restart_point().counters.mixture.state
+        state: MixtureState = self._mixture.coordinator.ledger.needed().counters.mixture.state
         return state.parts.get(self.name, PartCursor()).position
 
     def is_awaited(self, channel: Channel) -> bool:
