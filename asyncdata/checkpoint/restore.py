@@ -107,12 +107,15 @@ def find_changes(
     A fingerprint that either side does not know (None, absent) differs from none. Counts of the data (``order.num_*``)
     follow from the rest, so that they are named only if nothing else explains them.
     """
-    pairs = {name: (saved_fingerprints.get(name), fingerprints.get(name)) for name in _KINDS}
-    pairs = {name: pair for name, pair in pairs.items() if pair[0] is not None and pair[1] is not None}
+    pairs = {}
+    for name in _KINDS:
+        saved, now = saved_fingerprints.get(name), fingerprints.get(name)
+        if saved is not None and now is not None:
+            pairs[name] = saved, now
     for name in sorted(saved_order.keys() | order.keys()):
-        pairs["seed" if name == "seed" else f"order.{name}"] = (saved_order.get(name), order.get(name))
+        pairs["seed" if name == "seed" else f"order.{name}"] = saved_order.get(name), order.get(name)
 
-    changes = {name: pair for name, pair in pairs.items() if _text(_identity(pair[0])) != _text(_identity(pair[1]))}
+    changes = {name: pair for name, pair in pairs.items() if _identity(pair[0]) != _identity(pair[1])}
     counts = {name for name in changes if name.startswith("order.num_")}
     explained = any(name == "data" or name.startswith("order.") for name in changes.keys() - counts)
     return {name: pair for name, pair in changes.items() if not (explained and name in counts)}
@@ -130,9 +133,9 @@ def describe_change(change: str, saved: Any, present: Any) -> str:
     return f"{change}: {what}: {_EFFECTS[setting_of(change)]}"
 
 
-def _identity(value: Any) -> Any:
+def _identity(value: Any) -> str:
     """Fingerprints with a digest are known by it, so that what is listed beside it may change."""
-    return value["digest"] if isinstance(value, dict) and "digest" in value else value
+    return _text(value["digest"] if isinstance(value, dict) and "digest" in value else value)
 
 
 def _text(value: Any) -> str:

@@ -145,17 +145,14 @@ def from_state_dict(state: Mapping[str, Any]) -> Snapshot:
     :raises SnapshotError: if it is anything else; the message names the place, as in ``$.position[1]``.
     """
     try:
-        if not isinstance(state, Mapping) or not _is_ours(state.get("format")):
+        mark = state.get("format") if isinstance(state, Mapping) else None
+        if not isinstance(mark, str) or mark != _FORMAT:
             way_out = "; restore(path) loads a file" if isinstance(state, str | os.PathLike) else ""
             raise SnapshotError(f"it is {_kind(state)}, not what asyncdata's state_dict() returns{way_out}")
 
         return _from_builtins(state)
     except SnapshotError as error:
         raise type(error)(f"AD602 this state_dict cannot be loaded: {error}") from error.__cause__
-
-
-def _is_ours(mark: Any) -> bool:
-    return isinstance(mark, str) and mark == _FORMAT
 
 
 def _kind(value: Any) -> str:
@@ -171,7 +168,8 @@ def _from_builtins(state: Any) -> Snapshot:
         state = dict(state)
         _check_schema(state.get("schema", 1), state.get("library"))
         snapshot = msgspec.convert(state, prepared(Snapshot))
-        return msgspec.structs.replace(snapshot, **{name: _section(snapshot, name) for name in SECTIONS})
+        sections = [name for name in SECTIONS if getattr(snapshot, name) is not msgspec.UNSET]
+        return msgspec.structs.replace(snapshot, **{name: _section(snapshot, name) for name in sections})
     except SnapshotError:
         raise
     except Exception as error:  # a crafted value may make the converter raise anything
@@ -179,13 +177,9 @@ def _from_builtins(state: Any) -> Snapshot:
 
 
 def _section(snapshot: Snapshot, name: str) -> Any:
-    value = getattr(snapshot, name)
-    if value is msgspec.UNSET:
-        return value
-
     section = prepared(resolve_path(SECTIONS[name]))
     kind = msgspec.defstruct("Section", [(name, section)])  # so that errors name the place
-    return getattr(msgspec.convert({name: value}, kind), name)
+    return getattr(msgspec.convert({name: getattr(snapshot, name)}, kind), name)
 
 
 def _check_schema(schema: Any, library: Any) -> None:

@@ -279,14 +279,10 @@ class Chunk:
         self.num_samples = len(self._token_ends)
         self.num_bytes = len(reply.tokens) + sum(len(column.data) for column in reply.columns.values())
         token_sums = np.frombuffer(reply.token_sums, np.uint32) if reply.token_sums else None
-        self.sums = sums_of(msgspec.structs.astuple(first), self._expected_ends(), self._kept, token_sums)
-
-    def _expected_ends(self) -> np.ndarray[Any, Any]:
-        """End offset of each sample's tokens, as if the tokens of all ranks were here."""
-        if self._expected is None:
-            return self.token_ends
-
-        return np.cumsum(self._expected[0], dtype=np.uint64)
+        ends: np.ndarray[Any, Any] = self.token_ends
+        if self._expected is not None:  # as if the tokens of all ranks were here
+            ends = np.cumsum(self._expected[0], dtype=np.uint64)
+        self.sums = sums_of(msgspec.structs.astuple(first), ends, self._kept, token_sums)
 
     @property
     def ours(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:

@@ -305,7 +305,7 @@ class Coordinator:
     def _chosen(self, request: Request) -> list[Returned] | None:
         """The groups of the buffer that a request is served; None while their media are loaded."""
         if request.chosen is None:
-            request.chosen = request.choose(self.ledger.buffer, self._chooser.choose)
+            request.chosen = request.choose(buffer, self._chooser.choose) if (buffer := self.ledger.buffer) else []
         if self.channel.media is None:
             return request.chosen
 
@@ -427,7 +427,7 @@ class Coordinator:
             returned = validate_groups(groups, self.rules.samples_per_group, self.ledger.buffer)
             ledger = self.ledger.with_returned(returned, is_of)
             files = ledger.group_files.union(files_of(item.group for item in returned) or ())
-            self._state = State(self._judged(_structs.replace(ledger, group_files=files)))
+            self._state = State(self.judged(_structs.replace(ledger, group_files=files)))
             self._choose_again()
             return len(returned)
 
@@ -444,14 +444,14 @@ class Coordinator:
         return self.rules.commit_on_ack or (rollouts is not None and rollouts.tracked)
 
     def set_rollouts(self, rollouts: Any) -> None:
-        """Groups are tracked from now on, the policy has another version, or what was out waits in the buffer."""
+        """Groups are tracked from now on, or the policy has another version."""
         with self._lock:
             self._chooser.refuse_calls()
-            self._state = State(self._judged(_structs.replace(self.ledger, rollouts=rollouts)))
+            self._state = State(self.judged(_structs.replace(self.ledger, rollouts=rollouts)))
             self._choose_again()
 
-    def _judged(self, ledger: Ledger) -> Ledger:
-        """The ledger after its groups that are too old were reset or dropped."""
+    def judged(self, ledger: Ledger) -> Ledger:
+        """The ledger after its groups that are too old were reset or dropped. The lock is held."""
         return ledger if ledger.rollouts is None else self._chooser.calling(ledger.rollouts.judged, ledger)
 
     def end_groups(self, call: str, keys: Iterable[int], reason: str | None = None) -> int:
@@ -500,7 +500,7 @@ class Coordinator:
 
     def restart_position(self) -> Position:
         """The first position that a restart would need now."""
-        return self.ledger.settled().needed().position
+        return self.ledger.needed().position
 
     def reserve(self, channel: Channel, max_rows: int, min_rows: int) -> Entry | None:
         """A place in ``channel`` for at most ``max_rows`` rows; None if there is no room for ``min_rows``.
@@ -521,9 +521,8 @@ class Coordinator:
 
     def _is_starving(self) -> bool:
         """Whether a request waits for more than is ready while no row is in flight: then any room is enough."""
-        channel = self.channel
-        is_short = channel.num_produced - self._num_taken < channel.demand
-        return bool(self._requests) and is_short and channel.num_rows_in_flight == 0
+        is_short = self.num_ready < self.channel.demand
+        return bool(self._requests) and is_short and self.channel.num_rows_in_flight == 0
 
     def is_awaited(self, channel: Channel) -> bool:
         """Whether a call takes more than was read; if not, the bell is rung once one does."""

@@ -343,14 +343,15 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Where D is read from after a restart: before the samples of packs that are not delivered, and before the
         oldest lease; or at the next sample.
         """
-        point: RestartPoint | None = getattr(self.packs, "restart_point", None)
-        return point or RestartPoint(*self.restart_point()[:2])
+        ledger = self.settled()
+        point: RestartPoint | None = getattr(ledger.packs, "restart_point", None)
+        first = ledger.leases[0] if ledger.leases else ledger
+        return point or RestartPoint(first.position, first.counters)
 
-    def restart_point(self) -> tuple[Position, Counters, frozenset[Position]]:
-        """Where a restart continues: before the oldest lease, or at the position if there is none."""
-        start = self.leases[0] if self.leases else self
+    def acked_from(self, position: Position) -> list[Position]:
+        """The places from ``position`` on whose groups are acknowledged, in order."""
         acked = self.acked.union(*(lease.acked for lease in self.leases))
-        return start.position, start.counters, frozenset(place for place in acked if place >= start.position)
+        return sorted(place for place in acked if place >= position)
 
     def at_epoch(self, epoch: int) -> Ledger:
         """The ledger at the start of ``epoch``. Of the leases, only groups from the buffer are kept.

@@ -6,7 +6,7 @@ In the service's thread, after changes. None of it changes D.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from asyncdata.core.errors import get_logger
 from asyncdata.core.threads import no_op
@@ -15,7 +15,9 @@ from asyncdata.workers.machine import process_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.loader.opening import TuningLimits
+    from asyncdata.loader.waits import Waits
     from asyncdata.read_ahead.mixture import MixtureReadAhead
     from asyncdata.read_ahead.source import ReadAhead
     from asyncdata.workers.pool import Pool
@@ -32,18 +34,24 @@ busy; ten times as much is believed at once."""
 _BY_WORKERS = ("tokenize", "media")
 
 
-class Tuner:
-    """Measures how long the trainer waits.
+class Waiting(Protocol):
+    """The loader's engine: it knows for how long calls have waited, and for what."""
 
-    :param engine: the loader's, which knows for how long calls have waited, and for what.
-    """
+    coordinator: Coordinator
+    waits: Waits
+
+    def waits_for(self) -> str: ...
+
+
+class Tuner:
+    """Measures how long the trainer waits."""
 
     def __init__(
         self,
         limits: TuningLimits,
         executor: Pool,
         read_ahead: ReadAhead | MixtureReadAhead,
-        engine: Any,
+        engine: Waiting,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits, self._executor, self._read_ahead, self._clock = limits, executor, read_ahead, clock

@@ -107,7 +107,8 @@ class BaseLoader(Generic[Item_co, B_co]):
             opening.run(events_owner.set, self._events_owner)
             if config.timeout_s is not None:
                 opening.run(opening_until.set, time.monotonic() + config.timeout_s)
-            if any(map(_may_be_chats, getattr(tokenize_fn, "functions", [tokenize_fn]))):
+            functions = getattr(tokenize_fn, "functions", [tokenize_fn])
+            if any(isinstance(one, str) or getattr(one, "is_of_any_dialect", False) for one in functions):  # chats
                 from asyncdata.loader.recognised_dialects import with_dialects
 
                 tokenize_fn = opening.run(with_dialects, source, tokenize_fn)
@@ -235,11 +236,10 @@ class BaseLoader(Generic[Item_co, B_co]):
     def _report(self, samples_or_groups: Any, scores: Any) -> Callable[[], int]:
         """What ``report`` does."""
         self._check()
-        outcomes = self._engine.outcomes
-        if outcomes is None:
+        if self._engine.outcomes is None:
             raise ConfigError("AD483 this loader remembers no scores: give it outcomes=Outcomes(...)")
 
-        return partial(outcomes.report, self._engine, self._recorder, samples_or_groups, scores)
+        return partial(self._engine.report, self._recorder, samples_or_groups, scores)
 
     def exclude(self, rows: Iterable[Any]) -> int:
         """Continue without these rows, from here on and in all epochs; the others keep their order.
@@ -496,10 +496,7 @@ class BaseLoader(Generic[Item_co, B_co]):
 
     def _peek(self, num_groups: int) -> Request:
         """The request of a call of ``peek``."""
-        number = whole_number(num_groups)
-        if number < 0:
-            raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
-
+        number = _checked_number(num_groups)
         self._check()
         self._begin()
         from asyncdata.delivery.ledger import Request
@@ -509,11 +506,7 @@ class BaseLoader(Generic[Item_co, B_co]):
     def _groups(self, num_groups: int) -> int:
         if self._loops_only:
             self._refuse_call("get_samples")
-        number = whole_number(num_groups)
-        if number < 0:
-            raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
-
-        return number
+        return _checked_number(num_groups)
 
     def _regroup(self, samples: list[Sample]) -> list[Group]:
         size = self.group_size
@@ -526,7 +519,17 @@ class BaseLoader(Generic[Item_co, B_co]):
         """The batches of a new loop. It may cover a later epoch than the current one, unless ``set_epoch`` named it."""
         self._check()
         is_named, self._is_epoch_named = self._is_epoch_named, False
-        return self._engine.batches(runs_on=not is_named)
+        engine = self._engine
+        batches: SampleBatches | PackBatches = engine.batching.batches(engine.coordinator, runs_on=not is_named)
+        return batches
+
+
+def _checked_number(num_groups: int) -> int:
+    number = whole_number(num_groups)
+    if number < 0:
+        raise ConfigError(f"AD440 num_groups must be a whole number from 0 on, got {num_groups!r}")
+
+    return number
 
 
 def _recorder_of(engine: Engine, tokenize_fn: Any, packing: Any) -> Recorder | NoRecorder:
@@ -536,10 +539,6 @@ def _recorder_of(engine: Engine, tokenize_fn: Any, packing: Any) -> Recorder | N
     from asyncdata.loader.recording import recorder_of
 
     return recorder_of(engine, tokenize_fn, packing)
-
-
-def _may_be_chats(function: Any) -> bool:
-    return isinstance(function, str) or getattr(function, "is_of_any_dialect", False)
 
 
 def _engine_class(source: Any) -> type[Engine]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +16,7 @@ from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.core import __version__
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError, get_logger
 from asyncdata.core.settings import checked_timeout
+from asyncdata.core.threads import at_exit, identity, watch_end
 from asyncdata.core.types import Group, Position
 from asyncdata.delivery.channel import Exclusions
 from asyncdata.delivery.chunk import StreamDigest
@@ -25,7 +28,7 @@ from asyncdata.loader.background_proof import provers_of
 from asyncdata.loader.opening import TuningLimits, connect_cluster, executor_of, limits_of, opened_part
 from asyncdata.loader.packing_choice import PackingChoice
 from asyncdata.loader.sample_batches import Making
-from asyncdata.loader.service import Service, begun, open_at_exit
+from asyncdata.loader.service import Service
 from asyncdata.loader.statistics import HELD, Statistics, explain_timeout, lacking, numbers_of
 from asyncdata.loader.waits import Waits
 from asyncdata.read_ahead.calls import Calls
@@ -47,15 +50,14 @@ if TYPE_CHECKING:
     from asyncdata.loader.mix import Mix
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.loader.outcomes import LoaderOutcomes, Memories, PartOutcomes
-    from asyncdata.loader.pack_batches import PackBatches
-    from asyncdata.loader.sample_batches import SampleBatches
     from asyncdata.read_ahead.mixture import MixtureReadAhead
     from asyncdata.read_ahead.ranks import SharedScans
     from asyncdata.read_ahead.row_index import RowIndex
     from asyncdata.sources.base import Source
     from asyncdata.sources.growing import Listing
     from asyncdata.sources.resolve import Paths
-    from asyncdata.workers.pool import Pool
+    from asyncdata.telemetry.recorder import Recorder
+    from asyncdata.telemetry.settings import NoRecorder
     from asyncdata.workers.popen import EarlyForkServer
 
 _log = get_logger(__name__)
@@ -81,6 +83,7 @@ class Matched(NamedTuple):
 class Engine:
     """All parts of a loader, without the calls that wait.
 
+    :ivar executor: runs the workers' requests.
     :param collate_fn: makes a batch of a loop.
     :param early: a fork server that was started early; the engine owns it unless the constructor fails.
     :raises ConfigError: for a setting that cannot work.
@@ -103,22 +106,24 @@ class Engine:
         chosen_filter = filter_of(buffer_filter)
         self._function = (early.function if early is not None else None) or resolved(tokenize_fn)
         limits = limits_of(config)
-        self._executor = executor_of(config, limits, self._function, early)
-        self._calls = Calls(self._executor)
+        self.executor = executor_of(config, limits, self._function, early)
+        self._calls = Calls(self.executor)
         self.parts = self._opened(source, choice)
         job, slot_bytes, self._row_index = self._layout()
-        connect_cluster(self._executor, config, job)
+        if config.executor is not None:
+            connect_cluster(self.executor, job)
         self._scans = self._shared_scans()
-        if choice.share is None and self._scans is None:
-            self._warn_of_ranks()
-        functions = list({id(part.function): part.function for part in self.parts}.values())
+        is_divided = choice.share is not None or self._scans is not None
+        if config.ranks.world_size > 1 and config.executor is None and not is_divided:
+            _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_REMEDY)
+        functions = list({id(part.opening.function): part.opening.function for part in self.parts}.values())
         bell = Bell()
         self._media = self._made_media(functions, bell, is_planned=choice.is_in_order)
         self.batching = choice.batching(Making(config, self.parts, collate_fn, choice.packs_samples, self._media))
         self.outcomes = self._checked_outcomes(is_packed=self.batching.is_packed)
         first = Ledger(counters=Counters(digest=StreamDigest(config.digest), mixture=self._start_of_mixture()))
         self.coordinator = _coordinator_class(config)(
-            config.delivery_rules(self.parts[0].bad_rows, packs=self.batching.is_packed),
+            config.delivery_rules(self.parts[0].opening.bad_rows, packs=self.batching.is_packed),
             structs.replace(first, packs=self.batching.begin(first)),
             buffer_filter=chosen_filter,
             outcomes=self._decisions(""),
@@ -132,7 +137,7 @@ class Engine:
             job,
             self._read_ahead,
             self._coroutines(),
-            self._executor,
+            self.executor,
             self.coordinator,
             bell,
             slot_bytes=slot_bytes,
@@ -156,8 +161,8 @@ class Engine:
 
     def _layout(self) -> tuple[Job, int, RowIndex | None]:
         """The workers' job, the memory of a slot, and the row index, if there is one."""
-        source = self.parts[0].source
-        return source.job, source.slot_bytes, source.index
+        (part,) = self.parts
+        return part.job, part.slot_bytes, part.index
 
     def _coroutines(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """What runs as long as the service."""
@@ -184,13 +189,7 @@ class Engine:
     @property
     def files(self) -> FileRefs:
         """The files of the source."""
-        return self.parts[0].source.files.files
-
-    def _warn_of_ranks(self) -> None:
-        """Each rank tokenizes the rows of all: say so, and what would be less work."""
-        config = self.config
-        if config.ranks.world_size > 1 and config.executor is None:
-            _log.warning("loader.every_rank_tokenizes", world_size=config.ranks.world_size, remedy=_REMEDY)
+        return self.parts[0].files.files
 
     def _shared_scans(self) -> SharedScans | None:
         """What ranks with an exchange divide; None: nothing, or the row index, which is divided as it is made."""
@@ -208,7 +207,7 @@ class Engine:
         from asyncdata.loader.outcomes import LoaderOutcomes, check_outcomes
 
         check_outcomes(self.config, is_packed=is_packed)
-        sources = {part.name: part.source.files for part in self.parts}
+        sources = {part.name: part.files for part in self.parts}
         group_size, world_size = self.config.n_samples_per_prompt, self.config.ranks.world_size
         return LoaderOutcomes(self.config.outcomes, sources, group_size, world_size)
 
@@ -221,28 +220,24 @@ class Engine:
         memory = self._memory(part)
         return None if memory is None else memory.exclusions
 
-    @property
-    def executor(self) -> Pool:
-        """What runs the workers' requests."""
-        return self._executor
-
     def start(self) -> None:
         """Begin to read ahead; do nothing if that has begun."""
-        begun(self)
+        _open_at_exit.add(self)
+        watch_end()
         self.service.start()
         for prover in self._provers:
             prover.start()
 
     def close(self, reason: str = "") -> None:
         """Stop everything; calls end with LoaderClosedError, which has the ``reason``; without it, with the process."""
-        open_at_exit.discard(self)
+        _open_at_exit.discard(self)
         if reason:
             self.coordinator.close(reason)
         self.service.close()
         for prover in self._provers:
             prover.close()
         for part in self.parts:
-            part.source.close()
+            part.close()
         if self._scans is not None:
             self._scans.leave()
 
@@ -251,30 +246,22 @@ class Engine:
         """The epoch of the next sample, or of the next pack if samples are packed."""
         return self.batching.epoch(self.coordinator.ledger)
 
-    def batches(self, *, runs_on: bool) -> SampleBatches | PackBatches:
-        """The batches of one loop.
-
-        :param runs_on: False: the loop covers the current epoch, even if no samples are left of it.
-        """
-        batches: SampleBatches | PackBatches = self.batching.batches(self.coordinator, runs_on=runs_on)
-        return batches
-
     def snapshot(self) -> Snapshot:
         """The current state."""
         outcomes: dict[str, OutcomeState] = {}
         with self.coordinator.lock:
             ledger = self.coordinator.ledger.settled()  # read once: all of it is of one instant
+            point = ledger.needed()
             if self.outcomes is not None:
-                outcomes = self.outcomes.state(self._restart_places(ledger), self.places_of(ledger))
-        position, counters = ledger.needed()
+                outcomes = self.outcomes.state(self.places_of(point), self.places_of(ledger))
         return Snapshot(
             library=__version__,
-            position=structs.astuple(position),
-            counters=counters.saved(),
+            position=structs.astuple(point.position),
+            counters=point.counters.saved(),
             buffer=[item.record for item in ledger.buffer],
             leases=[item.record for item in ledger.leased_groups()],
             group_files=sorted(ledger.group_files) if ledger.buffer or ledger.leases else msgspec.UNSET,
-            acked=[structs.astuple(place) for place in sorted(ledger.restart_point()[2])],
+            acked=[structs.astuple(place) for place in ledger.acked_from(point.position)],
             journal=sorted(ledger.journal),
             excluded=sorted(ledger.excluded) or msgspec.UNSET,
             **self._to_come_again(ledger),
@@ -282,7 +269,7 @@ class Engine:
             packing=self.batching.saved(ledger),
             group_drops=ledger.group_drops or msgspec.UNSET,
             rollouts=msgspec.UNSET if ledger.rollouts is None else ledger.rollouts.saved(),
-            **self._saved(ledger, position, outcomes),
+            **self._saved(ledger, point, outcomes),
         )
 
     def _to_come_again(self, ledger: Ledger) -> dict[str, Any]:
@@ -298,21 +285,20 @@ class Engine:
         """The first row of each part that is not delivered there."""
         return {"": point.position}
 
-    def _restart_places(self, ledger: Ledger) -> dict[str, Position]:
-        """The position of each part at which a restart begins."""
-        return self.places_of(ledger.needed())
-
     def _order(self) -> dict[str, Any]:
         """The settings that decide the order of delivery."""
-        return self.parts[0].source.order.description() | self.batching.description()
+        return self.parts[0].order.description() | self.batching.description()
 
-    def _saved(self, ledger: Ledger, position: Position, outcomes: dict[str, OutcomeState]) -> dict[str, Any]:
-        """What a snapshot keeps of the source."""
-        (part,) = self.parts
+    def _saved(self, ledger: Ledger, point: RestartPoint, outcomes: dict[str, OutcomeState]) -> dict[str, Any]:
+        """What a snapshot keeps of the source.
+
+        :param point: where a restart begins to read.
+        """
+        (part,), position = self.parts, point.position
         rows_left = part.windows.rows_after(position)
         if rows_left is None and position == self._resumed[0]:
             rows_left = self._resumed[1]
-        growth = part.source.growth
+        growth = part.growth
         return {
             "growth": msgspec.UNSET if growth is None else growth.saved(position.epoch),  # before the fingerprints
             "order": self._order(),
@@ -333,25 +319,23 @@ class Engine:
             _log.warning("snapshot.refused", differences=sorted(error.differences))
             raise
 
-        ledger = match.ledger
-        with self.coordinator.lock:
-            self.service.restart(partial(self._taking, match, ledger), match.canaries)
-            self.coordinator.set_rollouts(ledger.rollouts)  # what was out waits in the buffer now, and may be too old
+        self.service.restart(partial(self._taking, match), match.canaries)
         self._restored_epoch, self._restored = self.epoch, self._delivered()
-        _log.info("snapshot.restored", position=str(ledger.position), num_buffered_groups=len(ledger.buffer))
+        position, buffer = match.ledger.position, match.ledger.buffer
+        _log.info("snapshot.restored", position=str(position), num_buffered_groups=len(buffer))
         return match.keeps_place
 
     def _matched(self, saved: Snapshot, allow_changed: Collection[str], *, same_rows: bool) -> Matched:
         """What a snapshot of the same source says: of the same kind of rows, in the same order."""
         (part,) = self.parts
-        fingerprints, growth = part.fingerprints(), part.source.growth
+        fingerprints, growth = part.fingerprints(), part.growth
         grown = growth.matched(saved.growth) if growth is not None and saved.growth else None
         if growth is not None and grown is not None:
             fingerprints["data"] = growth.fingerprint(grown)
         changed = check(saved, self._order(), fingerprints, allow_changed, same_rows=same_rows)
         memory = self._memory_of("", saved.outcomes, changed, allow_changed)
-        refs, is_other = self.files if grown is None else grown[max(grown)].refs, "data" in changed
-        ledger = self._ledger_of(saved, [""] if is_other else [], {} if is_other else {"": refs})
+        refs = part.files.files if grown is None else grown[max(grown)].refs
+        ledger = self._ledger_of(saved, {} if "data" in changed else {"": refs})
         # With another data, seed or order, windows differ. With packing, any change gives other packs.
         keeps_place = not (changed & {"data", "seed", "order"} or (changed and saved.packing))
         if keeps_place:
@@ -381,27 +365,30 @@ class Engine:
 
         return memory_of(saved, changed, memory, allow_changed)
 
-    def _taking(self, match: Matched, ledger: Ledger, _: Ledger) -> Ledger:
-        """``ledger``, after memories and growth have taken what a snapshot had. The coordinator's lock is held."""
+    def _taking(self, match: Matched, _: Ledger) -> Ledger:
+        """The ledger of a snapshot; memories and growth take what it has. The coordinator's lock is held."""
+        ledger = self.coordinator.judged(match.ledger)  # what was out waits in the buffer now, and may be too old
         if self.outcomes is not None:
             self.outcomes.take(match.memories)
-        growth = self.parts[0].source.growth
+        growth = self.parts[0].growth
         if growth is not None and match.growth is not None:
             growth.take(match.growth)
         return ledger
 
-    def _ledger_of(self, saved: Snapshot, other_data: Collection[str], files: Mapping[str, FileRefs]) -> Ledger:
+    def _ledger_of(self, saved: Snapshot, files: Mapping[str, FileRefs]) -> Ledger:
         """The ledger of a snapshot.
 
-        :param other_data: parts that have other data now: which of their rows were excluded is not known any more.
-        :param files: of each other part.
+        :param files: of each part that has the same data; of the others, it is not known which rows were excluded.
         """
         size, now = self.config.n_samples_per_prompt, self.coordinator.ledger
         ledger = ledger_of(saved, now, digest=self.config.digest, group_size=size, files=files)
-        known = {
-            key: place for key, place in ledger.excluded.items() if not any(is_key_of(part, key) for part in other_data)
-        }
-        if num_forgotten := len(ledger.excluded) - len(known):
+        if not ledger.excluded:
+            return ledger
+
+        others = [part.name for part in self.parts if part.name not in files]
+        excluded = ledger.excluded.items()
+        known = {key: place for key, place in excluded if not any(is_key_of(part, key) for part in others)}
+        if num_forgotten := len(excluded) - len(known):
             _log.warning("snapshot.exclusions_forgotten", num_rows=num_forgotten)
         return ledger.without(known, self.is_of)
 
@@ -414,7 +401,13 @@ class Engine:
 
         :raises ConfigError: AD485, if one of them is no row of this loader; nothing has changed then.
         """
-        change = self.batching.row_keys.excluding(rows, self)
+        parts = self.batching.row_keys(rows)
+
+        def change(ledger: Ledger) -> Ledger:
+            places = ledger.reached(self.places_of(ledger)).positions
+            new = {key: places.get(name, Position()) for key, name in parts.items()}
+            return ledger.without(new | ledger.excluded, self.is_of)
+
         (self.coordinator.exclude if self.coordinator.rules.leaves_gaps else self.service.restart)(change)
         num_rows = len(self.coordinator.ledger.excluded)
         _log.info("loader.excluded", num_rows=num_rows)
@@ -425,11 +418,26 @@ class Engine:
         ledger = self.coordinator.ledger
         return ledger.counters.num_samples, self.batching.totals(ledger).num_packs
 
+    def report(self, recorder: Recorder | NoRecorder, items: Any, scores: Any) -> int:
+        """Count scores, with several ranks of all of them; see :meth:`LoaderOutcomes.gathered`."""
+        assert self.outcomes is not None, "the loader remembers scores"
+        with self.coordinator.lock:
+            news = self.outcomes.news(self._places())
+        return self.count(self.outcomes.gathered(recorder, items, scores, news))
+
     def count(self, reports: Iterable[RowReport], attempts: int | None = None) -> int:
-        """Count scores of this rank alone; see :meth:`LoaderOutcomes.count`."""
+        """Count scores; see :meth:`LoaderOutcomes.count`. If later epochs have other rows now, they are read again."""
         assert self.outcomes is not None, "the loader remembers scores"
         with self.service.lock, self.coordinator.lock:
-            return self.outcomes.count(reports, attempts, self)
+            number = self.outcomes.count(reports, attempts)
+            if self.outcomes.decide_anew(self._places()):
+                self.service.restart(identity)
+            return number
+
+    def _places(self) -> dict[str, Position]:
+        """How far each part is delivered, if one has decided lately; most reports come when none has."""
+        is_known = self.outcomes is not None and self.outcomes.has_decided
+        return self.places_of(self.coordinator.ledger) if is_known else {}
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, unless it is the current one: a run resumed in its middle stays there.
@@ -447,7 +455,7 @@ class Engine:
                 "max_steps, needs StatefulDataLoader(..., follows_set_epoch=False); to begin anew, restore no state"
             )
 
-        if (growth := self.parts[0].source.growth) is not None:
+        if (growth := self.parts[0].growth) is not None:
             growth.check_known(epoch)
         self.service.restart(partial(self._at_epoch, epoch))
 
@@ -488,8 +496,8 @@ class Engine:
         numbers = numbers_of(
             ledger,
             self.coordinator.channel,
-            self._executor.statistics(),
-            [part.source.files for part in self.parts],
+            self.executor.statistics(),
+            [part.files for part in self.parts],
             self.batching.totals(ledger),
         )
         return Statistics(
@@ -499,7 +507,7 @@ class Engine:
             waits_total=num_waits,
             data_wait_seconds_total=waited_s,
             loop_held_seconds_total=self.waits.held_s,
-            num_workers=self._executor.num_workers,
+            num_workers=self.executor.num_workers,
             indexed_rows=0 if index is None else index.num_found,
             excluded_rows={} if index is None else dict(index.excluded),
             read_seconds=max(part.windows.read_s for part in self.parts),
@@ -511,16 +519,16 @@ class Engine:
         """It adds workers while the trainer waits for them."""
         from asyncdata.loader.autotune import Tuner
 
-        return Tuner(limits, self._executor, self._read_ahead, self)
+        return Tuner(limits, self.executor, self._read_ahead, self)
 
     def waits_for(self) -> str:
         """The stage that a call waits for now: ``start``, ``index``, ``read``, ``tokenize`` or ``media``."""
         media = self.coordinator.channel.media
-        if media is not None and media.num_lacking and self._executor.is_busy:
+        if media is not None and media.num_lacking and self.executor.is_busy:
             return "media"
 
-        is_tokenizing = self._executor.answers_with_samples or self._read_ahead.oldest_in_flight is not None
-        if self._executor.is_busy and is_tokenizing:
+        is_tokenizing = self.executor.answers_with_samples or self._read_ahead.oldest_in_flight is not None
+        if self.executor.is_busy and is_tokenizing:
             return "tokenize"  # what `lacking` says, too, but in a microsecond: all statistics take fifty
 
         stage, *_ = self._lacking(self.statistics())
@@ -541,7 +549,7 @@ class Engine:
     def timeout_error(self, waited_s: float, num_groups: int) -> PrefetchTimeoutError:
         """The error of a call that got no data in time: what it waited for, and why."""
         now, entry = self.statistics(), self._read_ahead.oldest_in_flight
-        oldest = entry.location(self._executor.row_of(entry.request_id)) if entry and entry.location else None
+        oldest = entry.location(self.executor.row_of(entry.request_id)) if entry and entry.location else None
         missing = max(0, num_groups - now.buffered_groups - now.ready_samples)
         lack = self._lacking(now) if missing or now.media_waiting_samples else HELD
         message, diagnosis, (workers, row, knob) = explain_timeout(waited_s, missing, now, oldest, lack)
@@ -549,6 +557,20 @@ class Engine:
             "loader.timeout", waited_s=waited_s, stage=lack[0], missing=missing, workers=workers, row=row, setting=knob
         )
         return PrefetchTimeoutError(message, diagnosis)
+
+
+_open_at_exit: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for engine in list(_open_at_exit):
+        if engine.service.is_here:
+            engine.close()
+    if (threads := sys.modules.get("asyncdata.core.threads")) is not None:
+        threads.end_all()
+
+
+at_exit(_close_all)
 
 
 def _coordinator_class(config: LoaderConfig) -> type[Coordinator]:

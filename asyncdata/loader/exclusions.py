@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.types import Group, Position, Sample, SourceLocation
-from asyncdata.delivery.ledger import GroupFile, Ledger, RowKey, journal_key
+from asyncdata.core.types import Group, Sample, SourceLocation
+from asyncdata.delivery.ledger import GroupFile, RowKey, journal_key
 
 if TYPE_CHECKING:
     from asyncdata.batching.packs import Pack
@@ -75,7 +75,7 @@ class RowKeys:
     """
 
     def __init__(self, parts: Sequence[OpenedPart]) -> None:
-        self._places = {part.name: RowPlaces(part.source.files) for part in parts}
+        self._places = {part.name: RowPlaces(part.files) for part in parts}
 
     def __call__(self, rows: Iterable[Any]) -> dict[RowKey, str]:
         """The keys of samples, groups of samples, locations, or rows as ``asyncdata sample --json`` prints them.
@@ -119,17 +119,6 @@ class RowKeys:
             if places is not None and isinstance(path, str) and type(place) is int and 0 <= place < 1 << 63:
                 found += [(part, (file, place)) for file in places.files(path)]
         return found
-
-    def excluding(self, rows: Iterable[Any], engine: Any) -> Callable[[Ledger], Ledger]:
-        """The change of the engine's ledger to one without these rows."""
-        parts = self(rows)
-
-        def change(ledger: Ledger) -> Ledger:
-            places = ledger.reached(engine.places_of(ledger)).positions
-            new = {key: places.get(name, Position()) for key, name in parts.items()}
-            return ledger.without(new | ledger.excluded, self.is_of)
-
-        return change
 
     def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
         """Whether a sample of a group is of one of these rows."""

@@ -35,8 +35,8 @@ class LoaderMedia:
     def __init__(self, parts: Sequence[OpenedPart], max_bytes: int, bell: Bell, *, is_planned: bool) -> None:
         self.budget = MediaBudget(max_bytes, bell)
         self._is_planned = is_planned
-        self._columns = {column.name: column for part in parts for column in declared_columns(part.function)}
-        self._policies = {part.name: part.bad_rows for part in parts}
+        self._columns = {column.name: column for part in parts for column in declared_columns(part.opening.function)}
+        self._policies = {part.name: part.opening.bad_rows for part in parts}
         self._numbers = {part.name: number for number, part in enumerate(parts)}
 
     def count(self, batch: Any) -> None:

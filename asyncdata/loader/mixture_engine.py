@@ -54,17 +54,17 @@ class MixtureEngine(Engine):
         parts: list[OpenedPart] = []
         try:
             for leaf, function in zip(source.leaves(), self._function.functions, strict=True):
-                calls = PartCalls(self._executor, len(parts))
+                calls = PartCalls(self.executor, len(parts))
                 parts.append(self._opened_part(leaf, function, calls))
-                if parts[-1].source.growth is not None:
+                if parts[-1].growth is not None:
                     raise ConfigError(f"AD471 part {leaf.name!r} grows, and a part of a mixture cannot: leave it out")
 
-            sizes = {part.name: sum(file.num_bytes for file in part.source.files.files) for part in parts}
+            sizes = {part.name: sum(file.num_bytes for file in part.files.files) for part in parts}
             self._node = source.node(sizes)
             self._check_end()
         except BaseException:
             for part in parts:
-                part.source.close()
+                part.close()
             raise
 
         self.mix_by, self._may_change = self._node.by, source.on_mix_change == "apply"
@@ -87,7 +87,7 @@ class MixtureEngine(Engine):
             )
 
     def _layout(self) -> tuple[Job, int, None]:
-        jobs = [part.source.job for part in self.parts]
+        jobs = [part.job for part in self.parts]
         job = Job(
             files=[],
             tokenize=None if self.config.num_workers == 0 else describe(self._function),
@@ -96,7 +96,7 @@ class MixtureEngine(Engine):
             slack_bytes=0,
             parts=[structs.replace(job, tokenize=None) for job in jobs],
         )
-        most = max(part.source.slot_bytes for part in self.parts)
+        most = max(part.slot_bytes for part in self.parts)
         return job, -(-most // _ALIGNMENT) * _ALIGNMENT, None
 
     def _start_of_mixture(self) -> MixturePoint:
@@ -110,28 +110,24 @@ class MixtureEngine(Engine):
     @property
     def files(self) -> FileRefs:
         """The files of all parts."""
-        parts = [part.source.files.files for part in self.parts]
+        parts = [part.files.files for part in self.parts]
         packed = [part for part in parts if isinstance(part, ObjectRefs)]
         return joined(packed) if len(packed) == len(parts) else [file for part in parts for file in part]
 
     # State.
 
-    def _state_of(self, ledger: Ledger) -> MixtureState:
-        point: MixturePoint = ledger.needed().counters.mixture
-        return point.state_until(ledger.counters.mixture)
-
     def places_of(self, point: Ledger | RestartPoint) -> dict[str, Position]:
         state: MixtureState = point.counters.mixture.state
         return {name: cursor.position for name, cursor in state.parts.items()}
 
-    def _saved(self, ledger: Ledger, position: Position, outcomes: dict[str, OutcomeState]) -> dict[str, Any]:
-        state = self._state_of(ledger)
+    def _saved(self, ledger: Ledger, point: RestartPoint, outcomes: dict[str, OutcomeState]) -> dict[str, Any]:
+        state: MixtureState = point.counters.mixture.state_until(ledger.counters.mixture)
         parts = {}
         for part in self.parts:
             cursor = state.parts.get(part.name, PartCursor())
             parts[part.name] = SavedPart(
                 cursor=cursor,
-                order=part.source.order.description(),
+                order=part.order.description(),
                 fingerprints=part.fingerprints(),
                 stream=part.windows.state_at(cursor.position) or msgspec.UNSET,
                 outcomes=outcomes.get(part.name, msgspec.UNSET),
@@ -157,12 +153,12 @@ class MixtureEngine(Engine):
         match.check_settings(self._node.description(), may_change=self._may_change)
         memories = {}
         for part in self.parts:
-            match.check_part(part.name, part.source.order.description(), part.fingerprints())
+            match.check_part(part.name, part.order.description(), part.fingerprints())
         for part in self.parts:
             memories[part.name] = self._memory_of(part.name, *match.outcomes(part.name), allow_changed)
         state = match.state(self._node)
-        files = {part.name: part.source.files.files for part in self.parts if part.name not in match.other_data}
-        ledger = self._ledger_of(saved, match.other_data, files)
+        files = {part.name: part.files.files for part in self.parts if part.name not in match.other_data}
+        ledger = self._ledger_of(saved, files)
         counters = structs.replace(ledger.counters, mixture=MixturePoint(MergeRecord((), state)))
         ledger = structs.replace(ledger, counters=counters)
         if saved.packing:

@@ -17,7 +17,7 @@ from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
 from asyncdata.core.identity import canonical, digest
 from asyncdata.core.messages import REMOTE_LINES, Job, ReaderSpec
 from asyncdata.core.threads import no_op
-from asyncdata.loader.opened_source import OpenedSource, Opening, with_block_cache
+from asyncdata.loader.opened_source import OpenedPart, Opening, with_block_cache
 from asyncdata.order.order import Order, RowOrder
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.read_ahead.index_file import IndexFile, hold_rows, make_room
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdata.core.types import Position
-    from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.read_ahead.calls import Calls
     from asyncdata.sources.growing import GrowingBlocks
     from asyncdata.sources.jsonl import JsonlSource
@@ -51,12 +50,6 @@ _log = get_logger(__name__)
 _INDEX_BLOCK_BYTES = 1 << 20
 _MAX_CANARY_BLOCKS = 8
 _NO_VERSION = "the tokenize function has no attribute version, so it is not known when its samples change"
-
-
-def _index_folder(config: LoaderConfig) -> str:
-    """The folder of the row index; empty if it is not stored."""
-    folder = cache_folder() if config.cache.folder is None else config.cache.folder
-    return folder and f"{folder}/index"
 
 
 def index_identity(files: Blocks, job: Job, check: str, function: Function) -> str:
@@ -77,7 +70,7 @@ def index_identity(files: Blocks, job: Job, check: str, function: Function) -> s
     return digest(canonical(what))
 
 
-def opened_rows(source: Source, shuffle: RowShuffle, opening: Opening) -> OpenedSource:
+def opened_rows(source: Source, shuffle: RowShuffle, opening: Opening) -> OpenedPart:
     """Open the source; :func:`asyncdata.loader.opening.opened_part` says more."""
     plan, seed = opening.plan, opening.config.seed
     files = with_block_cache(_open_rows(source, plan), opening.config.cache)
@@ -151,7 +144,8 @@ class _IndexedSource:
         self._opening = opening
         self._job = opening.job(files, _INDEX_BLOCK_BYTES)
         self._identity = index_identity(files, self._job, shuffle.looks_at, opening.function)
-        self._folder = _index_folder(config)
+        folder = cache_folder() if config.cache.folder is None else config.cache.folder
+        self._folder = folder and f"{folder}/index"  # empty: the index is not stored
         self._ranks = ranks = config.ranks
         self._is_shared = ranks.exchange is not None and ranks.world_size > 1
         if self._folder and not self._identity:
@@ -168,15 +162,15 @@ class _IndexedSource:
             self._job = msgspec.structs.replace(self._job, reader=reader)
         self._indexer = self._made_indexer()
 
-    def opened(self) -> OpenedSource:
+    def opened(self) -> OpenedPart:
         """Its description."""
         files, job = self._files, self._job
         # Any block of an array except the first would need the array to be read up to there at every start.
         canary_blocks = 1 if any(files.are_arrays) else _MAX_CANARY_BLOCKS
         slot_bytes = min(_MAX_CANARY_BLOCKS, files.num_blocks) * job.stride
-        args = files, self._order, self._opening.calls, self._index, self._indexer, self._opening.share
-        windows = IndexedWindows(*args)
-        return OpenedSource(files, self._order, job, slot_bytes, canary_blocks, windows, self._close, self._index)
+        opening, order, index = self._opening, self._order, self._index
+        windows = IndexedWindows(files, order, opening.calls, index, self._indexer, opening.share)
+        return OpenedPart(opening, files, order, job, slot_bytes, canary_blocks, windows, self._close, index)
 
     def _made_indexer(self) -> Indexer:
         files, check, ranks = self._files, self._order.shuffle.looks_at, self._ranks
@@ -292,7 +286,7 @@ _NO_FOLDER = (
 _NO_CLUSTER = "workers on other machines: leave executor out"
 
 
-def opened_growing(source: JsonlSource, shuffle: Shuffle | RowShuffle, opening: Opening) -> OpenedSource:
+def opened_growing(source: JsonlSource, shuffle: Shuffle | RowShuffle, opening: Opening) -> OpenedPart:
     """Windows of blocks, of those that an epoch covers. There are no canaries: other rows would be the first ones.
 
     :raises ConfigError: AD311, for settings that need to know all rows, or all ranks, in advance.
@@ -311,7 +305,7 @@ def opened_growing(source: JsonlSource, shuffle: Shuffle | RowShuffle, opening: 
     job = opening.job(files, room_of(files, num_blocks))
 
     windows = GrowingWindows(files, order, opening.calls, job.stride)
-    return OpenedSource(files, order, job, num_blocks * job.stride, 0, windows, files.close, growth=files)
+    return OpenedPart(opening, files, order, job, num_blocks * job.stride, 0, windows, files.close, growth=files)
 
 
 def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart]) -> SharedScans:
@@ -340,7 +334,7 @@ def shared_scans(config: LoaderConfig, parts: Sequence[OpenedPart]) -> SharedSca
 
 def _identity(part: OpenedPart) -> list[object]:
     """What the scans of a part depend on. Data that grow are other data when the next rank looks at them."""
-    found, source = part.fingerprints(), part.source
-    if source.growth is not None:
+    found = part.fingerprints()
+    if part.growth is not None:
         del found["data"]
-    return [found, source.order.description(), source.job.max_row_bytes, source.job.with_token_sums]
+    return [found, part.order.description(), part.job.max_row_bytes, part.job.with_token_sums]

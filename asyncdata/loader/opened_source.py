@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -64,8 +65,8 @@ class Opening(NamedTuple):
         )
 
 
-class OpenedSource(msgspec.Struct, frozen=True):
-    """An open source, with the order D over it. How it is read is decided here once.
+class OpenedPart(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """One source of a loader, open, with the order D over it. How it is read is decided here once.
 
     :ivar order: as far as it is known before reading.
     :ivar slot_bytes: memory of a slot.
@@ -76,6 +77,7 @@ class OpenedSource(msgspec.Struct, frozen=True):
     :ivar growth: what each epoch covers; None if all cover the same.
     """
 
+    opening: Opening
     files: Blocks
     order: Order | RowOrder | PlannedOrder | StreamOrder
     job: Job
@@ -86,31 +88,28 @@ class OpenedSource(msgspec.Struct, frozen=True):
     index: RowIndex | None = None
     growth: GrowingBlocks | None = None
 
-
-class OpenedPart:
-    """One source of a loader, open, with what it was opened with."""
-
-    def __init__(self, opening: Opening, source: OpenedSource) -> None:
-        self.source, self.windows = source, source.windows
-        self.name, self.function = opening.name, opening.function
-        self.calls, self.bad_rows = opening.calls, opening.bad_rows
-        self._function_fingerprints: dict[str, str] | None = None
+    @property
+    def name(self) -> str:
+        """Of the part; empty for the only one."""
+        return self.opening.name
 
     def supply(self, decisions: Exclusions | None) -> Supply:
         """What it is read with.
 
         :param decisions: which rows are left out by their outcomes.
         """
-        source = self.source
-        canaries = Canaries(source.files, self.calls, source.job.stride, source.canary_blocks)
-        num_files = len(source.files.files)
-        return Supply(self.name, self.windows, canaries, self.calls, num_files, self.bad_rows, decisions)
+        calls, num_files = self.opening.calls, len(self.files.files)
+        canaries = Canaries(self.files, calls, self.job.stride, self.canary_blocks)
+        return Supply(self.name, self.windows, canaries, calls, num_files, self.opening.bad_rows, decisions)
 
     def fingerprints(self) -> dict[str, Any]:
         """Digests of all that its tokens depend on. The first call reads a little of every file."""
-        if self._function_fingerprints is None:  # once: the workers have loaded it, even if its files change later
-            self._function_fingerprints = fingerprints_of(self.function)
-        return {"data": self.source.files.fingerprint(), **self._function_fingerprints}
+        return {"data": self.files.fingerprint(), **self._of_function}
+
+    @cached_property
+    def _of_function(self) -> dict[str, str]:
+        """Computed once: the workers have loaded it, even if its files change later."""
+        return fingerprints_of(self.opening.function)
 
 
 def with_block_cache(files: BlocksT, cache: Cache) -> BlocksT:

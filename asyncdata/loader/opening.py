@@ -10,7 +10,7 @@ from msgspec import structs
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import is_loaded_instance
 from asyncdata.delivery.bad_rows import BadRowPolicy
-from asyncdata.loader.opened_source import OpenedPart, OpenedSource, Opening, with_block_cache
+from asyncdata.loader.opened_source import OpenedPart, Opening, with_block_cache
 from asyncdata.order.order import Order, Share
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.read_ahead.windows import BlockWindows
@@ -61,10 +61,10 @@ def opened_part(
     opening = Opening(name, config, function, calls, bad_rows, plan, share)
     opened = _opened_source(described(source), opening)
     warn_about_files(opened.files)
-    return OpenedPart(opening, opened)
+    return opened
 
 
-def _opened_source(source: Source, opening: Opening) -> OpenedSource:
+def _opened_source(source: Source, opening: Opening) -> OpenedPart:
     """Open the source, and decide how it is read."""
     config = opening.config
     shuffle: Shuffle | RowShuffle = config.order
@@ -97,10 +97,10 @@ def _opened_source(source: Source, opening: Opening) -> OpenedSource:
     job = opening.job(files, room_of(files, num_blocks))
     windows = BlockWindows(files, order, opening.calls, job.stride)
     slot_bytes = num_blocks * job.stride + _LONG_ROWS_BYTES * bool(job.stores)
-    return OpenedSource(files, order, job, slot_bytes, num_blocks, windows, files.close)
+    return OpenedPart(opening, files, order, job, slot_bytes, num_blocks, windows, files.close)
 
 
-def _opened_stream(stream: RowStream, shuffle: Shuffle, opening: Opening) -> OpenedSource:
+def _opened_stream(stream: RowStream, shuffle: Shuffle, opening: Opening) -> OpenedPart:
     """Windows of a stream, which is read from front to back. A slot has room for the longest allowed row."""
     from asyncdata.read_ahead.stream_windows import StreamWindows
     from asyncdata.sources.stream import StreamOrder
@@ -109,7 +109,7 @@ def _opened_stream(stream: RowStream, shuffle: Shuffle, opening: Opening) -> Ope
     job = structs.replace(opening.job(stream, shuffle.block_bytes), keeps_rows=True)
     windows = StreamWindows(stream, order, opening.calls)
     slot_bytes = max(order.window_bytes, stream.max_row_bytes) + 1
-    return OpenedSource(stream, order, job, slot_bytes, 0, windows, stream.close)
+    return OpenedPart(opening, stream, order, job, slot_bytes, 0, windows, stream.close)
 
 
 _COPIES = "asyncdata.sources.spool:SpoolReader"
@@ -118,29 +118,23 @@ _FIRST_WORKERS = 1
 delay the first batch; if it is needed, it is added soon."""
 
 
-def connect_cluster(executor: Pool, config: LoaderConfig, job: Job) -> None:
-    """Connect with the cluster, if the configuration has one.
+def connect_cluster(executor: Pool, job: Job) -> None:
+    """Connect with the cluster.
 
     :raises ConfigError: AD496, for what needs a disk of this machine; or if there is no cluster.
     """
-    if config.executor is None:
-        return
-
-    check_cluster(config, job)
+    check_cluster(job)
     from asyncdata.workers.ray.executor import ClusterExecutor
 
     assert isinstance(executor, ClusterExecutor)
     executor.actors.connect()
 
 
-def check_cluster(config: LoaderConfig, job: Job) -> None:
+def check_cluster(job: Job) -> None:
     """Refuse what needs a disk of this machine.
 
     :raises ConfigError: AD496.
     """
-    if config.executor is None:
-        return
-
     if any(one.reader.path == _COPIES for one in (job, *job.parts)):
         raise ConfigError(
             "AD496 single rows of this source are read from copies on the disk of this machine, which other nodes do "

@@ -23,7 +23,7 @@ from asyncdata.core.errors import (
     WorkerError,
     get_logger,
 )
-from asyncdata.core.threads import call_soon_in_this_loop, identity, started_and_awaited
+from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.chunk import NO_IDS, Ids, row_ids
 from asyncdata.delivery.ledger import grouped
@@ -268,19 +268,18 @@ class LoaderOutcomes:
         self._exchange, self._world_size = settings.exchange if world_size > 1 else None, world_size
         self._group_size = group_size
 
-    def report(self, engine: Any, recorder: Recorder | NoRecorder, items: Any, scores: Any) -> int:
-        """Count scores, with several ranks of all of them; return how many were new. Then every rank must call it.
+    def gathered(self, recorder: Recorder | NoRecorder, items: Any, scores: Any, news: News) -> list[RowReport]:
+        """What scores are reported; with several ranks, by all of them. Then every rank must call it.
 
         :param items: samples or groups.
+        :param news: of :meth:`news`, which the ranks compare.
         :raises InvalidGroupError: if a report cannot be counted (AD482), or all lack a reward (AD484).
         :raises WorkerError: AD486, if another rank cannot report or be reached; nothing is counted then.
         :raises ConfigError: AD487, if another rank leaves out other rows.
         """
         if self._exchange is None:
-            return int(engine.count(self._own(recorder, items, scores)))
+            return self._own(recorder, items, scores)
 
-        with engine.coordinator.lock:
-            news = self.news(engine)
         decided = [[name, epoch, blake2b(ids.tobytes(), digest_size=16).hexdigest()] for name, epoch, ids in news]
         try:
             message = _Message(self._own(recorder, items, scores), decided)
@@ -299,7 +298,7 @@ class LoaderOutcomes:
                     "policies or states differ, or one of them took samples while it reported"
                 )
 
-        return int(engine.count(report for message in messages for report in message.reports))
+        return [report for message in messages for report in message.reports]
 
     def _own(self, recorder: Recorder | NoRecorder, items: Any, scores: Any) -> list[RowReport]:
         """This rank's reports."""
@@ -319,16 +318,23 @@ class LoaderOutcomes:
 
         return rank_answers(answers, _Message, self._world_size, "Outcomes(exchange=...)")
 
-    def news(self, engine: Any) -> News:
-        """What epochs of a part exclude, of those that have begun since the last report that was counted."""
-        parts = self._newest(engine)
-        return [(n, e, part.fresh[e]) for n, part, place in parts for e in sorted(part.fresh) if Position(e) < place]
+    @property
+    def has_decided(self) -> bool:
+        """Whether a part has decided lately."""
+        return any(part.fresh for part in self.parts.values())
 
-    def _newest(self, engine: Any) -> list[tuple[str, PartOutcomes, Position]]:
-        """The parts that have decided lately, and up to where each is delivered. Most reports come when none has."""
-        parts = [(name, part) for name, part in self.parts.items() if part.fresh]
-        found = engine.places_of(engine.coordinator.ledger) if parts else {}
-        return [(name, part, found.get(name, Position())) for name, part in parts]
+    def news(self, places: Mapping[str, Position]) -> News:
+        """What epochs of a part exclude, of those that have begun since the last report that was counted.
+
+        :param places: up to which each part is delivered.
+        """
+        parts = [(name, part.fresh, places.get(name, Position())) for name, part in self.parts.items()]
+        return [(name, n, fresh[n]) for name, fresh, place in parts for n in sorted(fresh) if Position(n) < place]
+
+    def decide_anew(self, places: Mapping[str, Position]) -> bool:
+        """See :meth:`PartOutcomes.decide_anew`; all parts are asked that have decided lately."""
+        parts = [(part, places.get(name, Position())) for name, part in self.parts.items() if part.fresh]
+        return sum(part.decide_anew(place) for part, place in parts) > 0
 
     def reports_of(self, items: Iterable[Sample] | Iterable[Group], scores: Any) -> list[RowReport]:
         """The scores of each row.
@@ -381,10 +387,8 @@ class LoaderOutcomes:
 
         return [sample.source_epoch, self.parts[name].row_id(sample), name]
 
-    def count(self, reports: Iterable[RowReport], attempts: int | None, engine: Any) -> int:
+    def count(self, reports: Iterable[RowReport], attempts: int | None) -> int:
         """Count scores of rows; return how many were new. Scores of parts that are not there any more are left out.
-
-        If epochs after that have other rows now, they are read again.
 
         :param attempts: samples of a row in an epoch; None: as many as a group has.
         :raises InvalidGroupError: if they lack the reward that the policy reads (AD484); none is counted.
@@ -395,10 +399,7 @@ class LoaderOutcomes:
                 found.setdefault((report.source, report.key), []).append(report)
         self._refuse_other_keys({key for _, key in found})
         size = attempts or self._group_size
-        number = sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
-        if sum(part.decide_anew(place) for _, part, place in self._newest(engine)):  # all are asked
-            engine.service.restart(identity)
-        return number
+        return sum(self.parts[name].of(key).report(some, size) for (name, key), some in found.items())
 
     def begin_at(self, epoch: int) -> None:
         """Delivery of a single source goes to ``epoch``, whose rows are decided anew, as in later epochs."""

@@ -88,7 +88,7 @@ class PackingChoice(NamedTuple):
             )
 
         if self.packs_samples:
-            _refuse_prompts(part.function for part in making.parts)
+            _refuse_prompts(part.opening.function for part in making.parts)
         if self.rules is None:
             return Batching(making)
 

@@ -62,7 +62,7 @@ class _Subject:
     def __init__(self, engine: Engine, function: Any, packing: Any) -> None:
         self._engine, self._packing = engine, packing
         self.coordinator, self.executor = engine.coordinator, engine.executor
-        self._shows_rows = {part.name: part.bad_rows.shows_row for part in engine.parts}
+        self._shows_rows = {part.name: part.opening.bad_rows.shows_row for part in engine.parts}
         functions = function.functions if isinstance(function, PartFunctions) else [function]
         self._functions = dict(zip(self._shows_rows, functions, strict=True))
         self.shows_rows = engine.config.bad_rows.excerpts and all(self._shows_rows.values())

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import weakref
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
 from asyncdata.core.errors import AsyncDataError, ConfigError, LoaderForkedError, WorkerError, get_logger, short_of
-from asyncdata.core.threads import at_exit, call_soon_in_this_loop, started, watch_end
+from asyncdata.core.threads import call_soon_in_this_loop, started
 from asyncdata.delivery.items import Bell, Failure
 
 if TYPE_CHECKING:
@@ -31,27 +30,6 @@ if TYPE_CHECKING:
     from asyncdata.read_ahead.source import ReadAhead
     from asyncdata.workers.pool import Pool
     from asyncdata.workers.popen import EarlyForkServer
-
-
-open_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Their engines."""
-
-
-def begun(engine: Any) -> None:
-    """It is to be closed when the process ends."""
-    open_at_exit.add(engine)
-    watch_end()
-
-
-def _close_all() -> None:
-    for engine in list(open_at_exit):
-        if engine.service.is_here:
-            engine.close()
-    if (threads := sys.modules.get("asyncdata.core.threads")) is not None:
-        threads.end_all()
-
-
-at_exit(_close_all)
 
 
 _log = get_logger(__name__)
@@ -110,14 +88,11 @@ class Service:
 
         with self.lock:
             if self._thread is None and not self._is_closed:
-                self._thread = self._running_thread()
-
-    def _running_thread(self) -> threading.Thread:
-        if self._early is not None:
-            self._early.run(self._run)
-            return self._early.thread
-
-        return started(self._run, "asyncdata-service")
+                if self._early is None:
+                    self._thread = started(self._run, "asyncdata-service")
+                else:
+                    self._early.run(self._run)
+                    self._thread = self._early.thread
 
     @property
     def is_started(self) -> bool:

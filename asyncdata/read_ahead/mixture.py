@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from asyncdata.delivery.channel import Channel, Entry
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import DeliveryRules, Ledger
+    from asyncdata.delivery.ledger import Ledger
     from asyncdata.delivery.mixture import MixtureState
     from asyncdata.order.mixture import Leaf, Node
     from asyncdata.read_ahead.source import Supply
@@ -107,7 +107,6 @@ class PartCalls(Calls):
 class Part:
     """A part. To its read-ahead it is what the coordinator is to that of a single source.
 
-    :param rules: of the mixture's delivery.
     :ivar channel: its ready chunks, from the last start on.
     :ivar lock: the coordinator's.
     :ivar expected: digests of its canaries, of a snapshot.
@@ -116,12 +115,13 @@ class Part:
     :ivar has_run: whether it was ever read; a part that was not is read when it is needed.
     """
 
-    def __init__(self, mixture: MixtureReadAhead, leaf: Leaf, supply: Supply, rules: DeliveryRules) -> None:
+    def __init__(self, mixture: MixtureReadAhead, leaf: Leaf, supply: Supply) -> None:
         self.leaf, self.name = leaf, leaf.name
         assert isinstance(supply.calls, PartCalls), "each part has its own"
         self.calls, self.canaries = supply.calls, supply.canaries
-        self.rules = replace(rules, capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows)
-        self.lock = mixture.lock
+        whole = mixture.coordinator
+        self.rules = replace(whole.rules, capacity=1, max_ready_bytes=0, bad_rows=supply.bad_rows)
+        self.lock = whole.lock
         self.expected: list[str] = []
         self.wait_s = 0.0
         self.rank = 0
@@ -164,7 +164,8 @@ class Part:
 
     def restart_position(self) -> Position:
         """The first position of this part that a restart would need now."""
-        return self._mixture.restart_position(self.name)
+        state: MixtureState = self._mixture.coordinator.ledger.needed().counters.mixture.state
+        return state.parts.get(self.name, PartCursor()).position
 
     def is_awaited(self, channel: Channel) -> bool:
         """Whether a call waits for a sample of this part."""
@@ -196,7 +197,7 @@ class MixtureReadAhead:
 
     :param supplies: of the parts, by the number of their leaf.
     :param epochs: the number of epochs of the mixture; None: no end.
-    :ivar changed: call it after a change of what it waits for; ``lock``: the coordinator's.
+    :ivar changed: call it after a change of what it waits for.
     """
 
     def __init__(
@@ -210,12 +211,10 @@ class MixtureReadAhead:
         epochs: int | None,
     ) -> None:
         self._schedule = node, seed
-        self._calls, self._coordinator, self._epochs = calls, coordinator, epochs
-        self.lock, self.changed = coordinator.lock, calls.changed
+        self._calls, self.coordinator, self._epochs = calls, coordinator, epochs
+        self.changed = calls.changed
         self.ready = ReadyAhead(coordinator)
-        self._parts = [
-            Part(self, leaf, supply, coordinator.rules) for leaf, supply in zip(node.leaves(), supplies, strict=True)
-        ]
+        self._parts = [Part(self, leaf, supply) for leaf, supply in zip(node.leaves(), supplies, strict=True)]
         self._channel: Channel = coordinator.channel
         self._merger: Merger | None = None
         self._entry: Entry | None = None
@@ -237,7 +236,7 @@ class MixtureReadAhead:
         self._is_finished = True  # what follows would send
         self._calls.restart()
         record = ledger.counters.mixture.record.cut(ledger.counters.mixture.row)
-        self._channel, self._entry, self._blocked = self._coordinator.channel, None, None
+        self._channel, self._entry, self._blocked = self.coordinator.channel, None, None
         self.ready.num_samples = self.ready.num_bytes = 0
         expected = _by_part(expected_canaries or [])
         for part in self._parts:
@@ -249,10 +248,10 @@ class MixtureReadAhead:
             self.ready,
             record,
             ledger.position,
-            with_token_sums=self._coordinator.rules.digest == "tokens",
+            with_token_sums=self.coordinator.rules.digest == "tokens",
         )
         self._num_merged, self._is_starting = 0, True
-        num_known = self._coordinator.rules.capacity if self._schedule[0].is_by_rows else _START_SAMPLES
+        num_known = self.coordinator.rules.capacity if self._schedule[0].is_by_rows else _START_SAMPLES
         ranks = {number: rank for rank, number in enumerate(self._merger.next_parts(num_known))}
         for number, part in enumerate(self._parts):
             part.rank = ranks.get(number, len(self._parts))
@@ -317,7 +316,7 @@ class MixtureReadAhead:
     def _want(self) -> None:
         """Find the parts that are needed soon, and let them read; the others read no window."""
         assert self._merger is not None
-        capacity = self._coordinator.rules.capacity
+        capacity = self.coordinator.rules.capacity
         if self._is_starting:
             wanted = self._merger.next_parts(_START_SAMPLES)
         else:
@@ -363,7 +362,7 @@ class MixtureReadAhead:
         self._unblock()
         entry, self._entry = self._entry, None
         self._num_merged += chunk.num_samples
-        self._coordinator.fill(self._channel, entry, chunk)
+        self.coordinator.fill(self._channel, entry, chunk)
         for number in merger.taken:
             self._parts[number].calls.changed()
         if self._is_starting and self._num_merged >= _START_SAMPLES:
@@ -375,8 +374,8 @@ class MixtureReadAhead:
         return True
 
     def _reserve(self) -> Entry | None:
-        least = max(1, min(_MAX_MERGED, self._coordinator.rules.capacity // 8))
-        return self._coordinator.reserve(self._channel, _MAX_MERGED, least)
+        least = max(1, min(_MAX_MERGED, self.coordinator.rules.capacity // 8))
+        return self.coordinator.reserve(self._channel, _MAX_MERGED, least)
 
     @property
     def oldest_in_flight(self) -> Entry | None:
@@ -411,9 +410,9 @@ class MixtureReadAhead:
         self._is_finished = True
         entry, self._entry = self._entry, None
         if entry is None:
-            self._coordinator.fail(self._channel, Failure(error))
+            self.coordinator.fail(self._channel, Failure(error))
         else:
-            self._coordinator.fill(self._channel, entry, Failure(error))
+            self.coordinator.fill(self._channel, entry, Failure(error))
 
     def resize(self) -> None:
         """The number of workers has changed."""
@@ -423,20 +422,15 @@ class MixtureReadAhead:
         self.changed()
 
     def _share_capacity(self) -> None:
-        total = self._coordinator.rules.capacity
+        total = self.coordinator.rules.capacity
         for part, share in zip(self._parts, shares_of(self._schedule[0]), strict=True):
             part.set_capacity(max(min(_MIN_CAPACITY, total), int(share * total)))
-
-    def restart_position(self, part: str) -> Position:
-        """The first position of a part that a restart would need now."""
-        state: MixtureState = self._coordinator.ledger.settled().needed().counters.mixture.state
-        return state.parts.get(part, PartCursor()).position
 
     def is_awaited(self, part: Part) -> bool:
         """Whether a call waits for a sample of a part."""
         is_blocked = self._merger is not None and self._merger.blocked == part.leaf.number  # since the last merge
         is_next = is_blocked and not part.channel.num_ready
-        return is_next and self._coordinator.is_awaited(self._channel)
+        return is_next and self.coordinator.is_awaited(self._channel)
 
     @property
     def digests(self) -> list[str]:

@@ -184,7 +184,8 @@ class ReadAhead:
         if not self._is_decided(channel, self._current[0]):
             return None
 
-        most = self._most_placed if window.is_placed else self.pacer.num_rows
+        capacity = self._coordinator.rules.capacity  # rows that are there need no worker, so their chunks may be large
+        most = max(1, min(_MAX_PLACED_ROWS, capacity)) if window.is_placed else self.pacer.num_rows
         size = min(most, window.num_rows - self._row)
         entry = self._coordinator.reserve(channel, size, min_rows=(size + 1) // 2)
         if entry is None:
@@ -205,11 +206,6 @@ class ReadAhead:
             if is_time:
                 outcomes.decide(epoch)
         return is_time
-
-    @property
-    def _most_placed(self) -> int:
-        """The largest chunk of rows that are there already: these need no worker, so the chunk may be large."""
-        return max(1, min(_MAX_PLACED_ROWS, self._coordinator.rules.capacity))
 
     def _send(self, window: OpenWindow, entry: Entry) -> bool:
         first, stop = self._row, self._row + entry.num_rows
@@ -314,7 +310,10 @@ class ReadAhead:
         culprit = self._split(part, row) if row else part
         if row:
             self._submit(part)
-        self._deliver_without(culprit, _bad_row(crash))
+        # No worker tokenizes it. If every row is a sample, it is an empty one.
+        expected = culprit.window.request(*culprit.bounds).expected
+        bad = [RowError(0, crash.code, crash.reason)]
+        self._deliver(culprit, msgspec.structs.replace(_NOTHING, errors=bad, expected=expected))
 
     def _split(self, part: _RowsInFlight, num_rows: int) -> _RowsInFlight:
         """Cut ``part`` after ``num_rows`` rows; the rest is returned."""
@@ -333,11 +332,6 @@ class ReadAhead:
         self._mass_drops.see(chunk, chunk.rows_by_reason(), chunk.ours)
         self._coordinator.fill(part.channel, part.entry, chunk)
         self._has_answer = True
-
-    def _deliver_without(self, part: _RowsInFlight, reply: Tokenized) -> None:
-        """Deliver a row that no worker tokenizes, as bad. If every row is a sample, it is an empty one."""
-        expected = part.window.request(*part.bounds).expected
-        self._deliver(part, msgspec.structs.replace(reply, expected=expected))
 
     @property
     def unread_keys(self) -> dict[str, int]:
@@ -463,11 +457,6 @@ class ChunkPacer:
 def _after(place: tuple[int, int], window: OpenWindow) -> tuple[int, int]:
     """Epoch and number of the window after ``window``, which is the one at ``place``."""
     return (place[0] + 1, 0) if window.is_last else (place[0], place[1] + 1)
-
-
-def _bad_row(crash: Crashed) -> Tokenized:
-    """The reply for a row that killed its workers."""
-    return msgspec.structs.replace(_NOTHING, errors=[RowError(0, crash.code, crash.reason)])
 
 
 _MAX_BLOCKS = 8

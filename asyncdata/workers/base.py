@@ -126,15 +126,12 @@ class Slots:
 
     def hold(self) -> int | None:
         """Take a free slot; None if all are in use, or enough are held."""
-        free = (slot for slot in self.numbers if not self._is_held[slot] and self._num_requests[slot] == 0)
-        slot = next(free, None) if self.num_held() < self.limit else None
+        free = [slot for slot in self.numbers if not self._is_held[slot]]
+        num_held = len(self.numbers) - len(free)
+        slot = next((slot for slot in free if self._num_requests[slot] == 0), None) if num_held < self.limit else None
         if slot is not None:
             self._is_held[slot] = True
         return slot
-
-    def num_held(self) -> int:
-        """How many of them are held."""
-        return sum(self._is_held[slot] for slot in self.numbers)
 
     def release(self, slot: int) -> None:
         """Give ``slot`` back: no further request will refer to it."""

@@ -162,7 +162,10 @@ class _PartHandler:
 
     def _reply(self, request: Request) -> Reply:
         try:
-            return self._checked(request)
+            try:
+                return self._answer(request)
+            finally:  # a file that has changed since it was opened is the reply
+                self._reader.check()
         except FileChangedError as error:
             return Failed("SourceChangedError", str(error))
         except WrongIdsError as error:
@@ -171,13 +174,6 @@ class _PartHandler:
             return Failed(type(error).__name__, str(error))
         except Exception as error:  # any error must reach the trainer, as the answer to this request
             return _failure(error)
-
-    def _checked(self, request: Request) -> Reply:
-        """The answer; raises FileChangedError instead if a file has changed since it was opened."""
-        try:
-            return self._answer(request)
-        finally:
-            self._reader.check()
 
     def _answer(self, request: Request) -> Reply:
         if self._wide is not None and isinstance(request, Scan | Index):

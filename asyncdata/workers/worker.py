@@ -313,6 +313,7 @@ class Worker(ABC):
     """What the pool needs of every worker. It answers its requests in their order.
 
     :param row_timeout_s: seconds that a row may take.
+    :ivar look_s: seconds from one check of its progress to the next.
     :ivar pid: its process; None if it is no process of this machine.
     :ivar lacks: what it needs to start and does not get; empty if that is not known, or it has started.
     :ivar is_dismissed: whether it gets no more requests, and ends.
@@ -332,7 +333,7 @@ class Worker(ABC):
         self.calls: deque[Call] = deque()
         self.lacks = ""
         self.is_ready = self.is_dismissed = False
-        self.row_timeout_s = row_timeout_s
+        self.row_timeout_s, self.look_s = row_timeout_s, row_timeout_s / _LOOKS
         self.patience = anyio.CancelScope()
         self.conversation = anyio.CancelScope()
         self.ended = anyio.Event()
@@ -405,11 +406,6 @@ class Worker(ABC):
     def look_later(self) -> None:
         """Set the deadline of :attr:`patience` to the next check of its progress."""
         self.patience.deadline = anyio.current_time() + self.look_s if self.calls else math.inf
-
-    @property
-    def look_s(self) -> float:
-        """Seconds from one check of its progress to the next."""
-        return self.row_timeout_s / _LOOKS
 
     def is_at_work(self) -> bool:
         """Whether it has made progress within the row timeout, in which time that it waited for a core does not count.

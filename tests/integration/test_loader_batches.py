@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,14 @@ def test_anything_else_is_no_source(source, told):
 def test_a_tokenizer_alone_is_no_tokenize_function(path, given):
     with pytest.raises(ConfigError, match=r"^AD420 '\S+' is a tokenizer.* pass ChatTokenizeFn\('\S+'\) for chats"):
         open_loader(path, given)
+
+
+def test_threads_that_restore_and_exclude_do_not_wait_for_each_other(path):
+    with open_loader(path) as loader, ThreadPoolExecutor(2) as threads:
+        state, rows = loader.state_dict(), loader.get_next_batch(1)
+        calls = [partial(loader.load_state_dict, state), partial(loader.exclude, rows)]
+
+        assert len(list(threads.map(lambda call: [call() for _ in range(200)], calls))) == 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -59,13 +59,13 @@ SPOOLED = with_(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
         (lambda: RayExecutor(address="ray://head:10001"), r"^AD490 .*ray job submit"),
         (lambda: LoaderConfig.of({"executor": {}, "num_workers": 2}), r"^AD495 num_workers=2 .*local_workers"),
         (lambda: shared_scans(CONFIG, []), "^AD487 .*workers of this machine read: leave executor out"),
-        (lambda: check_cluster(CONFIG, SPOOLED), "^AD496 single rows .*shuffle=True"),
-        (lambda: check_cluster(CONFIG, with_(JOB, parts=[SPOOLED])), "^AD496 single rows"),
+        (lambda: check_cluster(SPOOLED), "^AD496 single rows .*shuffle=True"),
+        (lambda: check_cluster(with_(JOB, parts=[SPOOLED])), "^AD496 single rows"),
     ],
     ids=["Ray Client", "num_workers beside it", "an exchange", "copies of rows on this disk", "also of a part"],
 )
 def test_what_does_not_work_on_a_cluster_is_refused(ask, message):
-    check_cluster(CONFIG, JOB)
+    check_cluster(JOB)
     with pytest.raises(ConfigError, match=message):
         ask()
 
