@@ -30,7 +30,6 @@ class Source(Protocol):
 
         :raises SourceError: if files cannot be read; it names all of them.
         """
-        ...
 
 
 class Blocks(Protocol):
@@ -57,35 +56,28 @@ class Blocks(Protocol):
     @property
     def num_blocks(self) -> int:
         """How many pieces there are."""
-        ...
 
     @property
     def extent(self) -> int:
         """The sum of the pieces' ``stop - start``: bytes, or rows where rows are numbered."""
-        ...
 
     def blocks(self, ids: Iterable[int]) -> list[Block]:
         """The pieces numbered ``ids``."""
-        ...
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place, with its file's path."""
-        ...
 
     def fingerprint(self) -> dict[str, Any]:
         """The fingerprint of the data: ``{"digest": ..., ...}``."""
-        ...
 
     def check_unchanged(self) -> None:
         """Check that the data have not changed.
 
         :raises SourceChangedError: naming what has changed.
         """
-        ...
 
     def close(self) -> None:
         """Remove temporary files of this run."""
-        ...
 
 
 def room_of(source: Blocks, max_blocks: int) -> int:

@@ -199,7 +199,6 @@ class ParquetFile(ABC):
     @abstractmethod
     def opened(self, group: int) -> Any:
         """A ``pyarrow.parquet.ParquetFile`` that can read this row group."""
-        ...
 
     def refuse_shrunk(self) -> None:  # noqa: B027 - of an object, each read was checked
         """Raise if it has fewer bytes than at the start."""
@@ -210,7 +209,6 @@ class ParquetFile(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close it."""
-        ...
 
 
 class _LocalFile(ParquetFile):

@@ -372,7 +372,6 @@ class Renderer(Protocol):
         """An object with ``token_ids``, and of each token in ``sampled_mask`` whether the model generates it, and in
         ``message_indices`` the index of its message, or -1. With ``add_generation_prompt`` the ids are enough.
         """
-        ...
 
 
 class RendererTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
