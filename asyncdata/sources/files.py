@@ -79,13 +79,20 @@ class BlockReader(Protocol):
 
 
 class WideReader(BlockReader, Protocol):
-    """A reader of objects in stores, where each request takes long, and many take no longer than one."""
+    """A reader of objects in stores, where each request takes long, and many take no longer than one.
+
+    :ivar _reads: the :class:`~asyncdata.sources.remote.reads.Reads` of its stores.
+    """
+
+    _reads: Any
 
     def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
         """Call ``on_progress``, in any thread, after each try of a request to a store, and count it."""
+        self._reads.on_progress, self._reads.counts = on_progress, counts
 
     def give_up(self) -> None:
         """Let requests that wait for a store fail, in whatever thread: they are not needed any more."""
+        self._reads.close()
 
     def expect(self, blocks: Sequence[Block]) -> None:
         """Begin to read ``blocks``, all at once: :meth:`read_block` is asked for each of them next."""
