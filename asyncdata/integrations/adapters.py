@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,11 @@ from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import missing_package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from asyncdata.core.types import Sample
     from asyncdata.integrations.torch.datasets import LoaderOrderView, LoaderRowView
     from asyncdata.loader.loader import DataLoader
 
-    Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score
+Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score
 
 # Classes
 

@@ -14,7 +14,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError, raise_if_shortage, user_traceback
 from asyncdata.core.settings import missing_package, resolve_path
 from asyncdata.tokenization.chat_template.calls import fit_calls
-from asyncdata.tokenization.column_writer import NOT_TRAINED, common_prefix, trained_runs
+from asyncdata.tokenization.column_writer import NOT_TRAINED, Buffer, ColumnWriter, common_prefix, trained_runs
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.of_chat import (
     VARIABLES,
@@ -42,7 +42,6 @@ from asyncdata.tokenization.rows import Message, RowFault, decode_object, is_emp
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.pictures.settings import Processor
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
