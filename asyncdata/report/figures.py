@@ -29,15 +29,14 @@ class Tick(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis from ``low`` to ``high``."""
+    """An axis from 0 to ``high``."""
 
-    low: float
     high: float
     ticks: list[Tick]
 
     def at(self, value: float) -> float:
         """Where a value is, in percent."""
-        return round(100 * (value - self.low) / (self.high - self.low), 2)
+        return round(100 * value / self.high, 2)
 
 
 class Series(NamedTuple):
@@ -99,7 +98,7 @@ def columns(
     :param of: what the bins are of, for the x-axis; ``unit``: of the values.
     """
     high = max((value for _, value in bins), default=0)
-    y = _axis(0, high)
+    y = _axis(high)
     width = 100 / max(len(bins), 1)
     marks = [
         Mark(
@@ -111,7 +110,7 @@ def columns(
     ticks = [Tick(round((at + 0.5) * width, 2), bins[at][0]) for at in range(0, len(bins), every or 1)]
     rows = [[label, f"{value:,}"] for label, value in bins]
     middles = [round((at + 0.5) * width, 2) for at in range(len(bins))]
-    return Chart(id, title, about, unit, Axis(0, 100, ticks), y, middles, list(head), rows, columns=marks)
+    return Chart(id, title, about, unit, Axis(100, ticks), y, middles, list(head), rows, columns=marks)
 
 
 def lines(
@@ -130,7 +129,7 @@ def lines(
     """
     series = list(series)
     high = max((value for one in series for value in one.values if value is not None), default=0)
-    x, y = time_axis(0, max(times, default=1)), _axis(0, high if top is None else top)
+    x, y = _time_axis(max(times, default=1)), _axis(high if top is None else top)
     curves, color = [], -1
     for one in series:
         color += not one.is_target
@@ -158,12 +157,11 @@ def _cell(value: float | None, unit: str) -> str:
     return f"{value:.1f} %" if unit == "%" else short(value)
 
 
-def _axis(low: float, high: float, num_ticks: int = 4) -> Axis:
-    """From ``low`` to a round number above ``high``."""
-    step = _nice((high - low) / num_ticks or 1)
-    num = max(math.ceil((high - low) / step - 1e-9), 1)
-    top = low + num * step
-    return Axis(low, top, [Tick(round(100 * at / num, 2), short(low + at * step)) for at in range(num + 1)])
+def _axis(high: float) -> Axis:
+    """From 0 to a round number that is not below ``high``, with about four ticks."""
+    step = _nice(high / 4 or 1)
+    num = max(math.ceil(high / step - 1e-9), 1)
+    return Axis(num * step, [Tick(round(100 * at / num, 2), short(at * step)) for at in range(num + 1)])
 
 
 def _nice(value: float) -> float:
@@ -172,14 +170,13 @@ def _nice(value: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
 
 
-def time_axis(low: float, high: float) -> Axis:
+def _time_axis(high: float) -> Axis:
     """Seconds since the start."""
-    high = high if high > low else low + 1
+    high = high if high > 0 else 1
     size, _ = _unit_of(high)
-    step = _nice((high - low) / size / 5) * size
-    first = math.ceil(low / step - 1e-9)
-    times = [at * step for at in range(first, math.floor(high / step + 1e-9) + 1)]
-    return Axis(low, high, [Tick(round(100 * (at - low) / (high - low), 2), duration(at)) for at in times])
+    step = _nice(high / size / 5) * size
+    times = [at * step for at in range(math.floor(high / step + 1e-9) + 1)]
+    return Axis(high, [Tick(round(100 * at / high, 2), duration(at)) for at in times])
 
 
 def _unit_of(seconds: float) -> tuple[int, str]:

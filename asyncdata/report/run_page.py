@@ -197,12 +197,10 @@ def left_out_section(run: Run) -> Section:
         return Section("left-out", title, [Note("No row was dropped, noted, or left out of a pack.")])
 
     tables = [
-        _reasons("dropped-table", "Rows that yielded no sample", totals, lambda counts: counts.dropped),
-        _reasons(
-            "noted-table", "Rows that were kept and noted, such as truncated ones", totals, lambda counts: counts.noted
-        ),
-        _reasons("unpacked-table", "Samples that are in no pack, or were cut by packing", totals, totals.unpacked),
-        _reasons("unread-table", "Keys of rows that are not read, in the rows looked at", totals, totals.unread),
+        _reasons("dropped", "Rows that yielded no sample", totals),
+        _reasons("noted", "Rows that were kept and noted, such as truncated ones", totals),
+        _reasons("unpacked", "Samples that are in no pack, or were cut by packing", totals),
+        _reasons("unread", "Keys of rows that are not read, in the rows looked at", totals),
     ]
     found = [table for table in tables if table.rows]
     notes = [Note("Notes by source are counted since the last start only.")] if totals.by_source else []
@@ -211,20 +209,18 @@ def left_out_section(run: Run) -> Section:
     return Section("left-out", title, [*found, *notes])
 
 
-def _reasons(
-    id: str, title: str, totals: Interval, of: Callable[[SourceCounts | Interval], dict[str, int]] | dict[str, int]
-) -> Table:
-    """A row for each reason: how many there were, and how many of each source, if ``of`` says so."""
-    counts = of(totals) if callable(of) else of
-    sources = list(totals.by_source) if callable(of) else []
+def _reasons(name: str, title: str, totals: Interval) -> Table:
+    """A row for each reason: how many there were, and how many of each source, where sources have such counts."""
+    counts: dict[str, int] = getattr(totals, name)
+    sources = totals.by_source if name in SourceCounts.__struct_fields__ else {}
     reasons = sorted(counts, key=lambda reason: -counts[reason])
     largest = max(counts.values(), default=0) or 1
     rows = []
     for reason in reasons:
-        by_source = [of(totals.by_source[name]).get(reason, 0) for name in sources] if callable(of) else []
+        by_source = (getattr(one, name).get(reason, 0) for one in sources.values())
         rows.append([reason, f"{counts[reason]:,}", *(f"{number:,}" for number in by_source)])
     bars = [round(100 * counts[reason] / largest, 1) for reason in reasons]
-    return Table(id, title, ["reason", "all", *sources], rows, bars=bars)
+    return Table(f"{name}-table", title, ["reason", "all", *sources], rows, bars=bars)
 
 
 # The mixture

@@ -24,6 +24,7 @@ from asyncdata.report.figures import (
 )
 from asyncdata.report.page import Block, Note, Section, Table, Tile, Tiles, Verdict
 from asyncdata.telemetry.reader import Run
+from asyncdata.telemetry.records import Interval
 
 _GOOD, _FAIR = 0.02, 0.10
 """Shares of waiting up to which a run is good, and fair."""
@@ -63,12 +64,10 @@ _HELD = "This is the trainer's time: await, or move what blocks to a thread (asy
 
 def overview(run: Run) -> Section:
     """The figure to look at first, what to do, and the totals."""
-    ranks = by_rank(run)
-    totals = run.totals
-    failures = _failures(run)
+    ranks, failures = by_rank(run), _failures(run)
     blocks: list[Block] = [*failures, _verdict(run, ranks, has_failed=bool(failures)), *_mass_drops(run)]
-    if totals is not None:
-        blocks.append(Tiles([*_step_tiles(slowest(ranks)), *_total_tiles(run, ranks)]))
+    if (totals := run.totals) is not None:
+        blocks.append(Tiles([*_step_tiles(slowest(ranks)), *_total_tiles(run, totals, ranks)]))
     return Section("overview", "Overview", blocks)
 
 
@@ -85,8 +84,8 @@ def _failures(run: Run) -> list[Block]:
 
 
 def _verdict(run: Run, ranks: list[RankFigures], *, has_failed: bool) -> Block:
-    worst = slowest(ranks) if ranks else None
-    if worst is None or not worst.calls:
+    worst = slowest(ranks)
+    if not worst.calls:
         return Note("No call for data was recorded: the run ended, or was killed, before its first interval.")
 
     level = "good" if worst.share <= _GOOD else "fair" if worst.share <= _FAIR else "poor"
@@ -190,11 +189,7 @@ def _step_tiles(rank: RankFigures) -> list[Tile]:
     ]
 
 
-def _total_tiles(run: Run, ranks: list[RankFigures]) -> list[Tile]:
-    totals = run.totals
-    if totals is None:
-        return []
-
+def _total_tiles(run: Run, totals: Interval, ranks: list[RankFigures]) -> list[Tile]:
     seconds = sum(start.intervals[-1].elapsed_s for start in run.stream if start.intervals)
     starts = len(run.generations)
     dropped = sum(totals.dropped.values())
@@ -283,9 +278,6 @@ def _over_time(run: Run, rank: RankFigures, used: list[str]) -> Chart:
 def ranks_section(run: Run) -> Section:
     """The readiness of the ranks, over time and as a whole, the one that waited most first."""
     ranks = sorted(by_rank(run), key=lambda one: -one.share)
-    if not ranks:
-        return Section("ranks", "Ranks", [Note("No interval was recorded.")])
-
     head = [
         "rank",
         "waited",
