@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import missing_package
+from asyncdata.core.settings import needing
 
 if TYPE_CHECKING:
     from asyncdata.core.types import Sample
@@ -43,10 +43,8 @@ def made_on_first_use(
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
         maker = makers[name]
-        try:
+        with needing(name, package):
             made = _joined(name, *maker) if isinstance(maker, tuple) else maker()
-        except ImportError as error:
-            raise missing_package(name, package, error) from error
 
         made.__module__ = module  # pickle looks it up there
         kind: type = vars(sys.modules[module]).setdefault(name, made)

@@ -18,7 +18,7 @@ from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, 
 from asyncdata.core.files import TemporaryFolder
 from asyncdata.core.identity import FileRef, FileRefs, canonical, digest, digest_each
 from asyncdata.core.messages import Block, Job, ReaderSpec
-from asyncdata.core.settings import Settings, missing_package
+from asyncdata.core.settings import Settings, needing
 from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.dataset_reader import ArrowFile, ArrowReader, Part, write_arrow
 from asyncdata.sources.arrow.rows_to_json import RowWriter
@@ -78,7 +78,9 @@ class HuggingFaceSource(Settings, frozen=True, forbid_unknown_fields=True):
         :raises SourceError: if it cannot be loaded, has no rows, or has a type that cannot be written as JSON.
         :raises ConfigError: for a split or column that does not exist, or if ``datasets`` is not installed.
         """
-        datasets = _import_datasets()
+        with needing("HuggingFaceSource", "datasets"):
+            import datasets
+
         found = self._load(datasets) if isinstance(self.dataset, str | os.PathLike) else self.dataset
         if isinstance(found, datasets.IterableDataset | datasets.IterableDatasetDict):
             return self._open_stream(found)
@@ -218,15 +220,6 @@ class DatasetBlocks(Files):
         ]
         whole = digest(canonical(listed), canonical(settings["columns"]))
         return {"num_files": len(listed), "num_bytes": num_bytes, "digest": whole, "files": listed}
-
-
-def _import_datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise missing_package("HuggingFaceSource", "datasets", error) from error
-
-    return datasets
 
 
 def _only_split(found: datasets.DatasetDict, split: str | None) -> Any:

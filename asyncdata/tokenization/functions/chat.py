@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 import msgspec
 
 from asyncdata.core.errors import ConfigError, raise_if_shortage, user_traceback
-from asyncdata.core.settings import missing_package, resolve_path
+from asyncdata.core.settings import needing, resolve_path
 from asyncdata.tokenization.chat_template.calls import fit_calls
 from asyncdata.tokenization.column_writer import NOT_TRAINED, Buffer, ColumnWriter, common_prefix, trained_runs
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
@@ -433,12 +433,10 @@ class RendererTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_
         if self.build is not None:
             return getattr(resolve_path(self.build), "version", None)
 
-        from importlib.metadata import PackageNotFoundError, version
+        from importlib.metadata import version
 
-        try:
+        with needing(type(self).__name__, "renderers"):
             return version("renderers")
-        except PackageNotFoundError as error:
-            raise missing_package(type(self).__name__, "renderers", error) from error
 
     def open(self) -> RowTokenizer:
         """Make the renderer."""
@@ -450,12 +448,10 @@ def made_by_renderers(folder: str, **config: Any) -> Renderer:
 
     :raises ConfigError: for a configuration that it does not have, or that needs another tokenizer.
     """
-    try:
+    with needing(RendererTokenizeFn.__name__, "renderers[transformers]"):
         from pydantic import TypeAdapter, ValidationError
         from renderers import RendererConfig, create_renderer
         from renderers.base import load_tokenizer
-    except ImportError as error:
-        raise missing_package(RendererTokenizeFn.__name__, "renderers[transformers]", error) from error
 
     try:
         wanted = TypeAdapter[Any](RendererConfig).validate_python(config or {"name": "auto"})
