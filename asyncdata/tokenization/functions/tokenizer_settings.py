@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 BackendName = Literal["auto", "hf", "gigatoken", "fastokens"]
 Media = Literal["error", "leave_out"]
 
