@@ -18,7 +18,7 @@ from asyncdata.tokenization.column_writer import NOT_TRAINED, Buffer, ColumnWrit
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
 from asyncdata.tokenization.functions.of_chat import ChatDrafts, Chats, OfChat, PairsOfTexts, chosen_messages, num_alike
 from asyncdata.tokenization.functions.text import NOTHING_TRAINED, Draft, Drafting, Encoded, OfAnyLength, RowTokenizer
-from asyncdata.tokenization.functions.tokenizer_settings import Name, adopt_processor
+from asyncdata.tokenization.functions.tokenizer_settings import Name
 from asyncdata.tokenization.row_fields import TURN_FLAGS, Account, RowReader, TurnFlag
 from asyncdata.tokenization.rows import Message, RowFault, decode_object, is_empty, json_type
 
@@ -82,7 +82,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"dialect={self.dialect!r} has keys of its own: leave messages_key out")
 
         if self.processor is not None:
-            adopt_processor(self)
+            self.adopt_processor()
 
     @property
     def _has_default_keys(self) -> bool:

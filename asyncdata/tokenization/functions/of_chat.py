@@ -11,13 +11,7 @@ import msgspec
 from asyncdata.tokenization.column_writer import Buffer, ColumnWriter, join
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.functions.text import NOTHING_TRAINED, Draft, Drafting, Encoded, OfAnyLength, RowTokenizer
-from asyncdata.tokenization.functions.tokenizer_settings import (
-    TEMPLATE_ARGUMENTS,
-    Name,
-    check_template_settings,
-    compile_templates,
-    templates_digest,
-)
+from asyncdata.tokenization.functions.tokenizer_settings import TEMPLATE_ARGUMENTS, Name, Templates
 from asyncdata.tokenization.media import ReadChat
 from asyncdata.tokenization.row_fields import NOTED_KEYS, TURN_FLAGS, Account, NotWritten, RowReader, TurnFlag
 from asyncdata.tokenization.rows import Message, RowFault, decode_value
@@ -64,7 +58,7 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
-        check_template_settings(self.chat_template_kwargs, self.today, _RESERVED)
+        Templates.check(self.chat_template_kwargs, self.today, _RESERVED)
 
     @property
     def may_be_text(self) -> bool:
@@ -88,7 +82,7 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def template_digest(self, files: TokenizerFiles) -> str:
         """Digest of the templates and the special tokens that they see; ``"none"`` if rows must be text."""
-        return templates_digest(files, self.chat_template) if self.has_template(files) else "none"
+        return Templates.digest(files, self.chat_template) if self.has_template(files) else "none"
 
     def chat_spans(
         self, files: TokenizerFiles, special: list[str], row: Mapping[str, Any] | None = None
@@ -102,7 +96,7 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
         from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 
         variables = {**self.chat_template_kwargs, **(row or {}), "add_generation_prompt": False}
-        templates = compile_templates(files, self.chat_template, variables, self.today)
+        templates = Templates.compiled(files, self.chat_template, variables, self.today)
         name = "the chat template" if self.chat_template is None else self.chat_template
         name = f"chat template {name!r}" if name in files.chat_templates else "the chat template"
         eos = files.special_tokens.get("eos_token")
