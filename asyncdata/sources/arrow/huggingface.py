@@ -19,7 +19,6 @@ from asyncdata.core.files import TemporaryFolder
 from asyncdata.core.identity import FileRef, FileRefs, canonical, digest, digest_each
 from asyncdata.core.messages import Block, Job, ReaderSpec
 from asyncdata.core.settings import Settings, needing
-from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.dataset_reader import ArrowFile, ArrowReader, Part, write_arrow
 from asyncdata.sources.arrow.rows_to_json import RowWriter
 from asyncdata.sources.base import Files
@@ -172,10 +171,6 @@ class DatasetBlocks(Files):
         """The index ranges of the blocks numbered ``ids``, sorted."""
         starts = np.sort(np.asarray(ids, dtype=np.int64)) * self._block_rows
         return [Block(0, start, min(start + self._block_rows, self.extent)) for start in starts.tolist()]
-
-    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
-        """A row's place: the dataset, and the row's index in it."""
-        return SourceLocation(self.files[file_id].path, -1, num_bytes, offset)
 
     def fingerprint(self) -> dict[str, Any]:
         """Digest of the rows, sampled, the size of their files, and all of the indices.

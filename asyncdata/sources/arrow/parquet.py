@@ -12,7 +12,6 @@ import numpy as np
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.messages import Block, ReaderSpec, StoreSpec
 from asyncdata.core.settings import Settings, needing
-from asyncdata.core.types import SourceLocation
 from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_of, load_footer, ranges_file
 from asyncdata.sources.arrow.rows_to_json import RowWriter, is_same_form, shown_type
 from asyncdata.sources.base import Files
@@ -159,10 +158,6 @@ class ParquetBlocks(Files):
         file_ids = self._file_ids[groups]
         firsts = self._first_rows[file_ids]
         return list(map(Block, file_ids.tolist(), (starts - firsts).tolist(), (stops - firsts).tolist()))
-
-    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
-        """A row's place, with its file's path and its number there."""
-        return SourceLocation(self.files[file_id].path, -1, num_bytes, offset)
 
 
 _MAX_SIZE = 1 << 48
