@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import missing_package
+from asyncdata.core.settings import needing
 
 
 def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:
@@ -21,10 +21,8 @@ def to_torch(batch: Any, *, pin_memory: bool = False) -> Any:
         Tensors are copied as well.
     :raises ConfigError: if memory is to be pinned where there is no CUDA device; if there is no torch.
     """
-    try:
+    with needing("a batch as tensors", "torch"):
         import torch
-    except ImportError as error:
-        raise missing_package("a batch as tensors", "torch", error) from error
 
     if pin_memory:
         need_cuda("pin_memory=True")

@@ -94,12 +94,13 @@ def quarantine_show(args: SimpleNamespace, output: Output) -> int:
         return 2
 
     codes = Counter(entry.code for entry in found.entries)
+    counted = list(zip(found.entries, found.times, strict=True))
     if output.as_json:
-        rows = [_record(entry) | {"times": times} for entry, times in zip(found.entries, found.times, strict=True)]
+        rows = [msgspec.structs.asdict(entry) | {"times": times} for entry, times in counted]
         output.json({"rows": rows, "codes": dict(codes), "num_unreadable": found.num_unreadable})
         return 0
 
-    for entry, times in zip(found.entries, found.times, strict=True):
+    for entry, times in counted:
         again = f"  ({times} times)" if times > 1 else ""
         output.data(f"{_place(entry)}  {printable(f'{entry.code} {entry.reason}')}{again}")
         if entry.excerpt:
@@ -114,10 +115,6 @@ def _counts(found: Quarantined, codes: Counter[str]) -> str:
     if found.num_unreadable:
         lines.append(("unreadable", f"{found.num_unreadable:,} lines of the file"))
     return fields(lines)
-
-
-def _record(entry: Entry) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in entry.__struct_fields__}
 
 
 def _place(entry: Entry) -> str:

@@ -22,15 +22,7 @@ from asyncdata.core import __version__
 from asyncdata.core.errors import AsyncDataError, ConfigError, printable, shortened
 from asyncdata.core.files import cache_folder
 from asyncdata.sources.resolve import described
-from asyncdata.tokenization.encoders.equivalence_records import (
-    Proof,
-    Subject,
-    alone,
-    find,
-    num_points,
-    proof_path,
-    subject_of,
-)
+from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject, alone, find, num_points, subject_of
 from asyncdata.tokenization.encoders.equivalence_sweep import GrowingProof, known_points, make
 from asyncdata.tokenization.encoders.fast_backends import FAST_BACKENDS, PROOFS, version_of
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, resolve
@@ -145,7 +137,7 @@ def tokenizer_prove(args: SimpleNamespace, output: Output) -> int:
 
         if args.again:
             with suppress(FileNotFoundError):
-                os.unlink(proof_path(subject))
+                os.unlink(subject.path)
         proof = make(files, subject)
         if args.all and not proof.refusal:
             output.say(f"{name}: all characters of Unicode, about a minute")
@@ -164,7 +156,7 @@ def _facts(subject: Subject | None, proof: Proof | None) -> dict[str, Any]:
     if subject is None:
         return {"version": None, "state": _NOT_INSTALLED}
 
-    known: dict[str, Any] = {"version": subject.backend_version, "state": _UNKNOWN, "proof": proof_path(subject)}
+    known: dict[str, Any] = {"version": subject.backend_version, "state": _UNKNOWN, "proof": subject.path}
     if proof is None:
         return known
 

@@ -11,8 +11,9 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import shell_complete
@@ -22,11 +23,7 @@ from asyncdata.core import __version__
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.core.settings import resolve_path
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    Check = Callable[[SimpleNamespace], str | None]
-    from collections.abc import Sequence
+Check = Callable[[SimpleNamespace], str | None]
 
 
 # What click lacks: options in sections, arguments with a help in all its versions, functions imported when they run

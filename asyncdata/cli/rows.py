@@ -10,7 +10,7 @@ import os
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
 from itertools import chain, count, islice, takewhile
@@ -35,7 +35,6 @@ from asyncdata.sources.base import Blocks, Source
 from asyncdata.sources.resolve import described
 from asyncdata.tokenization.base import (
     BatchTokenizer,
-    TokenizeFn,
     fingerprints_of,
     has_fingerprint,
     open_tokenize_fn,
@@ -150,7 +149,7 @@ class OrderView:
     def __init__(
         self,
         source: Source | str | list[str],
-        tokenize_fn: TokenizeFn | Callable[..., Any] | str | None = None,
+        tokenize_fn: Any = None,
         *,
         packing: Any = None,
         length_grouping: Any = None,

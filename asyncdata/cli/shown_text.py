@@ -21,7 +21,7 @@ from asyncdata.report.page import Run, ShownSample, ShownText
 from asyncdata.telemetry.records import MAX_VALUE, BadRowRecord, DroppedRow, SampleRecord, TokenizerName
 from asyncdata.tokenization.chat_template.conversation import Conversation, Texts
 from asyncdata.tokenization.functions.chat import ChatTokenizeFn, PreferenceTokenizeFn
-from asyncdata.tokenization.functions.tokenizer_settings import Templates, compile_templates
+from asyncdata.tokenization.functions.tokenizer_settings import Templates
 from asyncdata.tokenization.media import without_media
 from asyncdata.tokenization.row_fields import RowReader
 from asyncdata.tokenization.rows import LIST_OF_OBJECTS, RowDecoder, decode_value
@@ -154,7 +154,7 @@ class Turns:
         self._templates: Templates | None = None
         if files.chat_templates or fn.chat_template is not None:
             variables = {**fn.chat_template_kwargs, "add_generation_prompt": False}
-            self._templates = compile_templates(files, fn.chat_template, variables, fn.today)
+            self._templates = Templates.compiled(files, fn.chat_template, variables, fn.today)
 
     def __call__(self, raw: bytes, text: str) -> list[Turn]:
         """The turns of ``text``, which may be cut at either end; none if the row has no chat, or another one.

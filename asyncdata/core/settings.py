@@ -11,7 +11,8 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -218,6 +219,18 @@ def missing_package(what: str, package: str, error: ImportError) -> ConfigError:
     :param error: what the import raised; a package may be there and broken, so its message is shown.
     """
     return ConfigError(f"{what} needs {package} ({error}): pip install {package}")
+
+
+@contextmanager
+def needing(what: str, package: str) -> Iterator[None]:
+    """Import within the block what ``what`` needs.
+
+    :raises ConfigError: as :func:`missing_package`, if it cannot be imported.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise missing_package(what, package, error) from error
 
 
 def resolve_path(path: str) -> Any:

@@ -7,21 +7,20 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.core.settings import missing_package
+from asyncdata.core.settings import needing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from asyncdata.core.types import Sample
     from asyncdata.integrations.torch.datasets import LoaderOrderView, LoaderRowView
     from asyncdata.loader.loader import DataLoader
 
-    Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score
+Scored = tuple[Sequence[Any], int, float]  # a row's key, one of its attempts in the epoch, and the score
 
 # Classes
 
@@ -44,10 +43,8 @@ def made_on_first_use(
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
         maker = makers[name]
-        try:
+        with needing(name, package):
             made = _joined(name, *maker) if isinstance(maker, tuple) else maker()
-        except ImportError as error:
-            raise missing_package(name, package, error) from error
 
         made.__module__ = module  # pickle looks it up there
         kind: type = vars(sys.modules[module]).setdefault(name, made)

@@ -6,7 +6,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncdata.core.settings import missing_package
+from asyncdata.core.settings import needing
 from asyncdata.loader.measurements import Measurement, help_of, measurements
 from asyncdata.loader.statistics import SourceStatistics, Statistics
 
@@ -33,10 +33,8 @@ def observe(loader: BaseLoader[Any, Any], meter: Any = None, attributes: Mapping
     :param attributes: of every number, such as ``{"rank": "0"}``.
     :raises ConfigError: if OpenTelemetry is not installed.
     """
-    try:
+    with needing("observe()", "opentelemetry-api"):
         from opentelemetry import metrics
-    except ImportError as error:
-        raise missing_package("observe()", "opentelemetry-api", error) from error
 
     meter = metrics.get_meter("asyncdata") if meter is None else meter
     watched = weakref.ref(loader)

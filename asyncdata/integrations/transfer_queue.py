@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from asyncdata.core.errors import ConfigError, EndOfData
-from asyncdata.core.settings import missing_package
+from asyncdata.core.settings import needing
 from asyncdata.core.types import Group, Position, Sample
 from asyncdata.integrations.torch.process import refuse_async
 from asyncdata.loader.loader import DataLoader
@@ -65,10 +65,8 @@ class QueueFeeder:
                 "more"
             )
 
-        try:
+        with needing("QueueFeeder", "TransferQueue"):
             import transfer_queue
-        except ImportError as error:
-            raise missing_package("QueueFeeder", "TransferQueue", error) from error
 
         self.loader = loader
         self._queue: Any = transfer_queue

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncdata.core.errors import ConfigError, EndOfData, SnapshotError, get_logger
-from asyncdata.core.settings import missing_package
+from asyncdata.core.settings import needing
 from asyncdata.integrations.adapters import RUN_WITH, need
 from asyncdata.integrations.torch.datasets import row_of
 from asyncdata.integrations.torch.loader import StatefulDataLoader, over_all_epochs
@@ -52,10 +52,8 @@ def placeholder() -> Any:
 
     It is never read. It has what SFTTrainer, DPOTrainer, KTOTrainer and RewardTrainer look for.
     """
-    try:
+    with needing("placeholder", "datasets"):
         from datasets import Dataset, DatasetInfo
-    except ImportError as error:
-        raise missing_package("placeholder", "datasets", error) from error
 
     text = {name: [""] for name in ("prompt", "chosen", "rejected")}
     row = {**text, "input_ids": [[0]], "labels": [[0]]}
@@ -94,10 +92,8 @@ def attach(
         is. False refuses such a checkpoint.
     :raises ConfigError: for arguments that cannot work; it names them.
     """
-    try:
+    with needing("attach", "transformers"):
         from transformers.trainer_callback import ExportableState, TrainerCallback
-    except ImportError as error:
-        raise missing_package("attach", "transformers", error) from error
 
     refuse_async(loader, "attach")
     args = trainer.args

@@ -1,17 +1,12 @@
-"""The figures of a run: who waited for what, and what was delivered over time. Values from telemetry, no markup."""
+"""Charts, and the steps of a run over time that they show. Values from telemetry, no markup."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-import msgspec
-
-from asyncdata.core.messages import ON_PURPOSE, is_mass
-from asyncdata.core.settings import prepared
 from asyncdata.telemetry.reader import Run, Start, difference
 from asyncdata.telemetry.records import Interval, RewardCounts
 
@@ -29,15 +24,14 @@ class Tick(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis from ``low`` to ``high``."""
+    """An axis from 0 to ``high``."""
 
-    low: float
     high: float
     ticks: list[Tick]
 
     def at(self, value: float) -> float:
         """Where a value is, in percent."""
-        return round(100 * (value - self.low) / (self.high - self.low), 2)
+        return round(100 * value / self.high, 2)
 
 
 class Series(NamedTuple):
@@ -99,7 +93,7 @@ def columns(
     :param of: what the bins are of, for the x-axis; ``unit``: of the values.
     """
     high = max((value for _, value in bins), default=0)
-    y = _axis(0, high)
+    y = _axis(high)
     width = 100 / max(len(bins), 1)
     marks = [
         Mark(
@@ -111,7 +105,7 @@ def columns(
     ticks = [Tick(round((at + 0.5) * width, 2), bins[at][0]) for at in range(0, len(bins), every or 1)]
     rows = [[label, f"{value:,}"] for label, value in bins]
     middles = [round((at + 0.5) * width, 2) for at in range(len(bins))]
-    return Chart(id, title, about, unit, Axis(0, 100, ticks), y, middles, list(head), rows, columns=marks)
+    return Chart(id, title, about, unit, Axis(100, ticks), y, middles, list(head), rows, columns=marks)
 
 
 def lines(
@@ -130,7 +124,7 @@ def lines(
     """
     series = list(series)
     high = max((value for one in series for value in one.values if value is not None), default=0)
-    x, y = time_axis(0, max(times, default=1)), _axis(0, high if top is None else top)
+    x, y = _time_axis(max(times, default=1)), _axis(high if top is None else top)
     curves, color = [], -1
     for one in series:
         color += not one.is_target
@@ -158,12 +152,11 @@ def _cell(value: float | None, unit: str) -> str:
     return f"{value:.1f} %" if unit == "%" else short(value)
 
 
-def _axis(low: float, high: float, num_ticks: int = 4) -> Axis:
-    """From ``low`` to a round number above ``high``."""
-    step = _nice((high - low) / num_ticks or 1)
-    num = max(math.ceil((high - low) / step - 1e-9), 1)
-    top = low + num * step
-    return Axis(low, top, [Tick(round(100 * at / num, 2), short(low + at * step)) for at in range(num + 1)])
+def _axis(high: float) -> Axis:
+    """From 0 to a round number that is not below ``high``, with about four ticks."""
+    step = _nice(high / 4 or 1)
+    num = max(math.ceil(high / step - 1e-9), 1)
+    return Axis(num * step, [Tick(round(100 * at / num, 2), short(at * step)) for at in range(num + 1)])
 
 
 def _nice(value: float) -> float:
@@ -172,14 +165,13 @@ def _nice(value: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
 
 
-def time_axis(low: float, high: float) -> Axis:
+def _time_axis(high: float) -> Axis:
     """Seconds since the start."""
-    high = high if high > low else low + 1
+    high = high if high > 0 else 1
     size, _ = _unit_of(high)
-    step = _nice((high - low) / size / 5) * size
-    first = math.ceil(low / step - 1e-9)
-    times = [at * step for at in range(first, math.floor(high / step + 1e-9) + 1)]
-    return Axis(low, high, [Tick(round(100 * (at - low) / (high - low), 2), duration(at)) for at in times])
+    step = _nice(high / size / 5) * size
+    times = [at * step for at in range(math.floor(high / step + 1e-9) + 1)]
+    return Axis(high, [Tick(round(100 * at / high, 2), duration(at)) for at in times])
 
 
 def _unit_of(seconds: float) -> tuple[int, str]:
@@ -206,85 +198,6 @@ _Key = TypeVar("_Key", int, str)
 _Number = TypeVar("_Number", int, float, "RewardCounts")
 
 
-class RankFigures(NamedTuple):
-    """What the calls of a rank did, over all its ``starts``.
-
-    :ivar wait_s: seconds of waiting, by what was missing, without ``first_s``.
-    :ivar first_s: seconds of the first call of each start, which are start-up; but not while that call still waits.
-    :ivar wait_ms: histogram of the waits that have ended, in milliseconds, without start-up.
-    :ivar waiting_s: for how long a call had been waiting when the last record was written; 0 if none was.
-    :ivar step_s: seconds between the calls: the trainer's own time.
-    :ivar full: the share of the recorded moments, 0 to 1, at which the read-ahead was full: the workers waited for the
-        trainer. None without a moment.
-    """
-
-    rank: int
-    starts: list[Start]
-    calls: int
-    waits: int
-    wait_s: dict[str, float]
-    step_s: float
-    restarts: int
-    work_s: float
-    full: float | None
-    first_s: dict[str, float]
-    wait_ms: dict[int, int]
-    waiting_s: float
-
-    @property
-    def waited_s(self) -> float:
-        """All seconds of waiting, without start-up."""
-        return sum(self.wait_s.values())
-
-    @property
-    def share(self) -> float:
-        """The share of its time after the first batch in which the trainer waited for data, 0 to 1."""
-        total = self.waited_s + self.step_s
-        return self.waited_s / total if total else 0.0
-
-    def wait_at(self, share: float) -> float:
-        """Seconds that this share of the calls waited at most, 0 to 1; a little below, as waits are in buckets."""
-        ready = max(0, self.calls - sum(self.wait_ms.values()))
-        return (quantile({**self.wait_ms, 0: ready + self.wait_ms.get(0, 0)}, share) or 0) / 1000
-
-    @property
-    def readiness(self) -> float | None:
-        """The share of calls that did not wait, 0 to 1; None without a call."""
-        return 1 - self.waits / self.calls if self.calls else None
-
-
-class Warned(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of an event ``rows.dropped``: of the first ``num_rows`` rows of a file, or of all files if it has no
-    path, ``num_dropped`` were dropped.
-    """
-
-    reason: str
-    num_dropped: int
-    num_rows: int
-    source: str = ""
-    path: str = ""
-    example: str = ""
-
-
-class MassDrop(NamedTuple):
-    """Rows of a source that were dropped for one reason, and are too many.
-
-    :ivar source: the part of a mixture; empty for a single source.
-    :ivar warnings: what the log said of it, once a file.
-    """
-
-    source: str
-    reason: str
-    num_dropped: int
-    num_rows: int
-    warnings: list[Warned]
-
-    @property
-    def share(self) -> float:
-        """Of the rows of the source, 0 to 1."""
-        return self.num_dropped / max(self.num_rows, 1)
-
-
 class Step(NamedTuple):
     """What came between two recorded moments of a start.
 
@@ -305,73 +218,6 @@ class Step(NamedTuple):
         """The share of its time that waits with this name took; or, for ``step``, the trainer's own work."""
         spent = {**self.added.wait_s, "step": self.added.step_s}
         return 100 * spent.get(name, 0.0) / (max(sum(spent.values()), self.seconds) or 1.0)
-
-
-def by_rank(run: Run) -> list[RankFigures]:
-    """Each rank's figures, rising by rank. Time that passed before a crash counts: it was spent."""
-    ranks: dict[int, list[Start]] = {}
-    for start in run.starts:
-        ranks.setdefault(start.header.rank, []).append(start)
-    return [_of_rank(rank, starts) for rank, starts in sorted(ranks.items())]
-
-
-def _of_rank(rank: int, starts: list[Start]) -> RankFigures:
-    added = [difference(start.intervals[0], start.intervals[-1]) for start in starts if start.intervals]
-    waits = [(step.wait_s, step.first_s if step.calls > 1 or not step.waiting_s else {}) for step in added]
-    lasting = [start.intervals[-1].waiting_s for start in starts if start.intervals and start.end is None]
-    is_full = [moment.has_no_room for start in starts for moment in start.intervals[1:]]
-    return RankFigures(
-        rank=rank,
-        starts=starts,
-        calls=sum(step.calls for step in added),
-        waits=sum(step.waits for step in added),
-        wait_s=summed({name: all_s - first.get(name, 0.0) for name, all_s in wait.items()} for wait, first in waits),
-        step_s=sum(step.step_s for step in added),
-        restarts=sum(step.restarts for step in added),
-        work_s=sum(step.work_s for step in added),
-        full=sum(is_full) / len(is_full) if is_full else None,
-        first_s=summed(first for _, first in waits),
-        wait_ms=summed(step.wait_ms for step in added),
-        waiting_s=max(lasting, default=0.0),
-    )
-
-
-def mass_drops(run: Run) -> list[MassDrop]:
-    """What was dropped in mass, the largest share first: by the totals, or where these do not show it, by the log."""
-    told: dict[tuple[str, str], dict[str, Warned]] = {}
-    for event in (event for start in run.starts for event in start.events if event.name == "rows.dropped"):
-        with suppress(msgspec.ValidationError):  # without the texts where rows are not shown
-            warned = msgspec.convert(event.fields, prepared(Warned))
-            told.setdefault((warned.source, warned.reason), {})[warned.path] = warned
-    counted: dict[tuple[str, str], tuple[int, int]] = {}
-    for source, samples, dropped in _dropped_by_source(run):
-        num_rows = samples // max(run.header.group_size, 1) + sum(dropped.values())
-        counted |= {(source, reason): (n, num_rows) for reason, n in dropped.items() if is_mass(n, num_rows)}
-    found: list[MassDrop] = []
-    for key in {**counted, **told}:
-        warnings = list(told.get(key, {}).values())
-        counts = counted.get(key) or max((one.num_dropped, one.num_rows) for one in warnings)
-        found.append(MassDrop(*key, *counts, warnings))
-    return sorted(found, key=lambda drop: -drop.share)
-
-
-def _dropped_by_source(run: Run) -> list[tuple[str, int, dict[str, int]]]:
-    """Each source's name, samples, and dropped rows by reason, without those that are left out on purpose."""
-    totals = run.totals
-    if totals is None:
-        return []
-
-    counts = [(name, one.samples, one.dropped) for name, one in totals.by_source.items()]
-    found = counts or [("", totals.samples, totals.dropped)]
-    return [
-        (name, samples, {reason: n for reason, n in dropped.items() if reason not in ON_PURPOSE})
-        for name, samples, dropped in found
-    ]
-
-
-def slowest(ranks: Sequence[RankFigures]) -> RankFigures:
-    """The rank with the largest share of waiting: in a synchronous step, the others wait for it."""
-    return max(ranks, key=lambda one: (one.share, -one.rank))
 
 
 def origins(run: Run) -> tuple[dict[str, float], float]:
@@ -469,8 +315,3 @@ class OverTime:
     def percents(self, id: str, title: str, about: str, name: str, share: Callable[[Step], float]) -> Chart:
         """A chart of one line: a share, 0 to 1, as a percentage."""
         return self.chart(id, title, about, [self.line(name, lambda step: 100 * share(step))], unit="%", top=100.0)
-
-
-def ratio(part: float, whole: float) -> float:
-    """The share; NaN of nothing."""
-    return part / whole if whole else math.nan

@@ -223,7 +223,7 @@ class Tiles(NamedTuple):
 class Table(NamedTuple):
     """A table. Cells that are numbers have a bar behind them where ``bars`` has their share of the largest one.
 
-    :ivar bars: for each row, the column of the bar and its width in percent; empty for none.
+    :ivar bars: for each row, the width of the bar in its second column, in percent; empty for none.
     """
 
     id: str
@@ -231,7 +231,6 @@ class Table(NamedTuple):
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     bars: Sequence[float] = ()
-    bar_column: int = 1
     form: str = "table"
 
 

@@ -14,33 +14,11 @@ from typing import Any
 
 import msgspec
 
-from asyncdata.report.figures import (
-    Chart,
-    OverTime,
-    Series,
-    Step,
-    columns,
-    origins,
-    quantile,
-    ratio,
-    short,
-    steps_of,
-    summed,
-)
+from asyncdata.report.figures import Chart, OverTime, Series, Step, columns, origins, quantile, short, steps_of, summed
 from asyncdata.report.page import Block, Note, Rows, SampleList, Samples, Section, Table, Tile, Tiles, render
 from asyncdata.report.waiting import overview, percent, ranks_section, waits_section
-from asyncdata.telemetry.reader import Run
-from asyncdata.telemetry.records import (
-    EDGES,
-    BadRowRecord,
-    Document,
-    End,
-    Event,
-    Interval,
-    RewardCounts,
-    RunStart,
-    SourceCounts,
-)
+from asyncdata.telemetry.reader import Run, Start
+from asyncdata.telemetry.records import EDGES, BadRowRecord, Document, Interval, RewardCounts, RunStart, SourceCounts
 
 _MAX_SOURCES = 8
 """Lines of a chart: more cannot be told apart by colour."""
@@ -52,6 +30,11 @@ _MAX_MOMENTS = 40
 """Lines of the table of steps and rows."""
 
 _NEXT = dict(zip(EDGES, EDGES[1:], strict=False))
+
+
+def _ratio(part: float, whole: float) -> float:
+    """The share; NaN of nothing."""
+    return part / whole if whole else math.nan
 
 
 # Lengths and packs
@@ -111,7 +94,7 @@ def _packs(run: Run, over_time: OverTime) -> list[Block]:
         "Fill of the packs",
         about,
         "fill",
-        lambda step: ratio(step.added.packed_tokens, step.added.packs * length),
+        lambda step: _ratio(step.added.packed_tokens, step.added.packs * length),
     )
     return [Tiles(tiles), chart]
 
@@ -197,12 +180,10 @@ def left_out_section(run: Run) -> Section:
         return Section("left-out", title, [Note("No row was dropped, noted, or left out of a pack.")])
 
     tables = [
-        _reasons("dropped-table", "Rows that yielded no sample", totals, lambda counts: counts.dropped),
-        _reasons(
-            "noted-table", "Rows that were kept and noted, such as truncated ones", totals, lambda counts: counts.noted
-        ),
-        _reasons("unpacked-table", "Samples that are in no pack, or were cut by packing", totals, totals.unpacked),
-        _reasons("unread-table", "Keys of rows that are not read, in the rows looked at", totals, totals.unread),
+        _reasons("dropped", "Rows that yielded no sample", totals),
+        _reasons("noted", "Rows that were kept and noted, such as truncated ones", totals),
+        _reasons("unpacked", "Samples that are in no pack, or were cut by packing", totals),
+        _reasons("unread", "Keys of rows that are not read, in the rows looked at", totals),
     ]
     found = [table for table in tables if table.rows]
     notes = [Note("Notes by source are counted since the last start only.")] if totals.by_source else []
@@ -211,20 +192,18 @@ def left_out_section(run: Run) -> Section:
     return Section("left-out", title, [*found, *notes])
 
 
-def _reasons(
-    id: str, title: str, totals: Interval, of: Callable[[SourceCounts | Interval], dict[str, int]] | dict[str, int]
-) -> Table:
-    """A row for each reason: how many there were, and how many of each source, if ``of`` says so."""
-    counts = of(totals) if callable(of) else of
-    sources = list(totals.by_source) if callable(of) else []
+def _reasons(name: str, title: str, totals: Interval) -> Table:
+    """A row for each reason: how many there were, and how many of each source, where sources have such counts."""
+    counts: dict[str, int] = getattr(totals, name)
+    sources = totals.by_source if name in SourceCounts.__struct_fields__ else {}
     reasons = sorted(counts, key=lambda reason: -counts[reason])
     largest = max(counts.values(), default=0) or 1
     rows = []
     for reason in reasons:
-        by_source = [of(totals.by_source[name]).get(reason, 0) for name in sources] if callable(of) else []
+        by_source = (getattr(one, name).get(reason, 0) for one in sources.values())
         rows.append([reason, f"{counts[reason]:,}", *(f"{number:,}" for number in by_source)])
     bars = [round(100 * counts[reason] / largest, 1) for reason in reasons]
-    return Table(id, title, ["reason", "all", *sources], rows, bars=bars)
+    return Table(f"{name}-table", title, ["reason", "all", *sources], rows, bars=bars)
 
 
 # The mixture
@@ -244,7 +223,7 @@ def mix_section(run: Run, over_time: OverTime) -> Section:
     sums = sum(_amount(counts, unit) for counts in totals.by_source.values())
     head = ["source", "share", "target now", "samples", "tokens", "epoch", "dropped", "noted", "calls waited, s"]
     rows = [_source_row(name, totals.by_source[name], unit, sums) for name in ranked]
-    bars = [round(100 * ratio(_amount(totals.by_source[name], unit), sums), 1) if sums else 0.0 for name in ranked]
+    bars = [round(100 * _ratio(_amount(totals.by_source[name], unit), sums), 1) if sums else 0.0 for name in ranked]
     about = f"The share of each part over time, in {unit}, with its target as a dashed line."
     left = len(ranked) - _MAX_SOURCES
     notes = (
@@ -261,7 +240,7 @@ def _amount(counts: SourceCounts, unit: str) -> int:
 def _share_line(over_time: OverTime, name: str, unit: str) -> Series:
     def share(step: Step) -> float:
         amounts = {part: _amount(counts, unit) for part, counts in step.added.by_source.items()}
-        return 100 * ratio(amounts.get(name, 0), sum(amounts.values()))
+        return 100 * _ratio(amounts.get(name, 0), sum(amounts.values()))
 
     return over_time.line(name, share)
 
@@ -288,8 +267,8 @@ def rates_section(over_time: OverTime) -> Section:
     if not any(over_time.steps):
         return Section("rates", "Throughput", [Note("No interval was recorded, so there are no rates.")])
 
-    samples = over_time.line("samples/s", lambda step: ratio(step.added.samples, step.seconds))
-    tokens = over_time.line("tokens/s", lambda step: ratio(step.added.tokens, step.seconds))
+    samples = over_time.line("samples/s", lambda step: _ratio(step.added.samples, step.seconds))
+    tokens = over_time.line("tokens/s", lambda step: _ratio(step.added.tokens, step.seconds))
     about_samples, about_tokens = (
         f"{what} delivered per second, over time." for what in ("Samples", "Tokens of prompts")
     )
@@ -301,7 +280,7 @@ def rates_section(over_time: OverTime) -> Section:
             "Ready samples, of the read-ahead's capacity",
             "How full the read-ahead is.",
             "ready",
-            lambda step: ratio(step.added.ready, step.added.capacity),
+            lambda step: _ratio(step.added.ready, step.added.capacity),
         ),
     ]
     return Section("rates", "Throughput", charts)
@@ -355,7 +334,7 @@ def _degeneracy(over_time: OverTime, sizes: dict[int, int], degenerate: int) -> 
     tiles = [
         Tile(
             "Groups with equal scores",
-            percent(ratio(degenerate, compared)) if compared else "–",
+            percent(_ratio(degenerate, compared)) if compared else "–",
             f"{degenerate:,} of {compared:,}: they give no gradient with GRPO",
         ),
         Tile(
@@ -372,7 +351,7 @@ def _degeneracy(over_time: OverTime, sizes: dict[int, int], degenerate: int) -> 
             "Groups with equal scores",
             about,
             "equal scores",
-            lambda step: ratio(step.added.degenerate, _compared(step.added.group_sizes)),
+            lambda step: _ratio(step.added.degenerate, _compared(step.added.group_sizes)),
         ),
     ]
 
@@ -488,7 +467,7 @@ def _events(run: Run) -> Section:
         return Section("events", "Events", [Note("No event was logged.")])
 
     events.sort(key=lambda pair: pair[0].at)
-    rows = [[_time(event.at), str(rank), event.level, event.name, _values(event)] for event, rank in events]
+    rows = [[_time(event.at), str(rank), event.level, event.name, _values(event.fields)] for event, rank in events]
     counts = Counter(event.name for event, _ in events)
     names = Table(
         "event-names", "Events by name", ["event", "times"], [[name, f"{n:,}"] for name, n in counts.most_common()]
@@ -498,8 +477,8 @@ def _events(run: Run) -> Section:
     return Section("events", "Events", [names, table] if len(rows) > len(counts) else [table])
 
 
-def _values(event: Event) -> str:
-    return ", ".join(f"{name}={value}" for name, value in event.fields.items())
+def _values(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
 def _configuration(run: Run) -> Section:
@@ -523,7 +502,7 @@ def _configuration(run: Run) -> Section:
             _time(start.header.at),
             ":".join(map(str, start.origin[1])),
             f"{start.origin[0]:,}",
-            _ended(start.end),
+            _ended(start),
         ]
         for start in run.starts[:MAX_ROWS]
     ]
@@ -545,9 +524,11 @@ def _time(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _ended(end: End | None) -> str:
-    told = None if end is None else filter(None, (end.reason or "closed", end.error))
-    return "no end: killed, or still running" if told is None else ": ".join(told)
+def _ended(start: Start) -> str:
+    if start.end is None:
+        return "no end: killed, or still running"
+
+    return ": ".join(filter(None, (start.end.reason or "closed", start.end.error)))
 
 
 def _listed(names: Iterable[str], number: int) -> str:

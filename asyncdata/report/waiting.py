@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from operator import methodcaller
+from typing import NamedTuple
 
-from asyncdata.report.figures import (
-    Chart,
-    MassDrop,
-    OverTime,
-    RankFigures,
-    Series,
-    Step,
-    by_rank,
-    duration,
-    lines,
-    mass_drops,
-    origins,
-    short,
-    slowest,
-    steps_of,
-    summed,
-)
+import msgspec
+
+from asyncdata.core.messages import ON_PURPOSE, is_mass
+from asyncdata.core.settings import prepared
+from asyncdata.report.figures import OverTime, Series, Step, duration, lines, origins, quantile, short, steps_of, summed
 from asyncdata.report.page import Block, Note, Section, Table, Tile, Tiles, Verdict
-from asyncdata.telemetry.reader import Run
+from asyncdata.telemetry.reader import Run, Start, difference
+from asyncdata.telemetry.records import Interval
 
 _GOOD, _FAIR = 0.02, 0.10
 """Shares of waiting up to which a run is good, and fair."""
@@ -61,14 +52,158 @@ _ADVICE = {
 _HELD = "This is the trainer's time: await, or move what blocks to a thread (asyncio.to_thread)."
 
 
+class RankFigures(NamedTuple):
+    """What the calls of a rank did, over all its ``starts``.
+
+    :ivar wait_s: seconds of waiting, by what was missing, without ``first_s``.
+    :ivar first_s: seconds of the first call of each start, which are start-up; but not while that call still waits.
+    :ivar wait_ms: histogram of the waits that have ended, in milliseconds, without start-up.
+    :ivar waiting_s: for how long a call had been waiting when the last record was written; 0 if none was.
+    :ivar step_s: seconds between the calls: the trainer's own time.
+    :ivar full: the share of the recorded moments, 0 to 1, at which the read-ahead was full: the workers waited for the
+        trainer. None without a moment.
+    """
+
+    rank: int
+    starts: list[Start]
+    calls: int
+    waits: int
+    wait_s: dict[str, float]
+    step_s: float
+    restarts: int
+    work_s: float
+    full: float | None
+    first_s: dict[str, float]
+    wait_ms: dict[int, int]
+    waiting_s: float
+
+    @property
+    def waited_s(self) -> float:
+        """All seconds of waiting, without start-up."""
+        return sum(self.wait_s.values())
+
+    @property
+    def share(self) -> float:
+        """The share of its time after the first batch in which the trainer waited for data, 0 to 1."""
+        total = self.waited_s + self.step_s
+        return self.waited_s / total if total else 0.0
+
+    def wait_at(self, share: float) -> float:
+        """Seconds that this share of the calls waited at most, 0 to 1; a little below, as waits are in buckets."""
+        ready = max(0, self.calls - sum(self.wait_ms.values()))
+        return (quantile({**self.wait_ms, 0: ready + self.wait_ms.get(0, 0)}, share) or 0) / 1000
+
+    @property
+    def readiness(self) -> float | None:
+        """The share of calls that did not wait, 0 to 1; None without a call."""
+        return 1 - self.waits / self.calls if self.calls else None
+
+
+class Warned(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of an event ``rows.dropped``: of the first ``num_rows`` rows of a file, or of all files if it has no
+    path, ``num_dropped`` were dropped.
+    """
+
+    reason: str
+    num_dropped: int
+    num_rows: int
+    source: str = ""
+    path: str = ""
+    example: str = ""
+
+
+class MassDrop(NamedTuple):
+    """Rows of a source that were dropped for one reason, and are too many.
+
+    :ivar source: the part of a mixture; empty for a single source.
+    :ivar warnings: what the log said of it, once a file.
+    """
+
+    source: str
+    reason: str
+    num_dropped: int
+    num_rows: int
+    warnings: list[Warned]
+
+    @property
+    def share(self) -> float:
+        """Of the rows of the source, 0 to 1."""
+        return self.num_dropped / max(self.num_rows, 1)
+
+
+def by_rank(run: Run) -> list[RankFigures]:
+    """Each rank's figures, rising by rank. Time that passed before a crash counts: it was spent."""
+    ranks: dict[int, list[Start]] = {}
+    for start in run.starts:
+        ranks.setdefault(start.header.rank, []).append(start)
+    return [_of_rank(rank, starts) for rank, starts in sorted(ranks.items())]
+
+
+def _of_rank(rank: int, starts: list[Start]) -> RankFigures:
+    added = [difference(start.intervals[0], start.intervals[-1]) for start in starts if start.intervals]
+    waits = [(step.wait_s, step.first_s if step.calls > 1 or not step.waiting_s else {}) for step in added]
+    lasting = [start.intervals[-1].waiting_s for start in starts if start.intervals and start.end is None]
+    is_full = [moment.has_no_room for start in starts for moment in start.intervals[1:]]
+    return RankFigures(
+        rank=rank,
+        starts=starts,
+        calls=sum(step.calls for step in added),
+        waits=sum(step.waits for step in added),
+        wait_s=summed({name: all_s - first.get(name, 0.0) for name, all_s in wait.items()} for wait, first in waits),
+        step_s=sum(step.step_s for step in added),
+        restarts=sum(step.restarts for step in added),
+        work_s=sum(step.work_s for step in added),
+        full=sum(is_full) / len(is_full) if is_full else None,
+        first_s=summed(first for _, first in waits),
+        wait_ms=summed(step.wait_ms for step in added),
+        waiting_s=max(lasting, default=0.0),
+    )
+
+
+def mass_drops(run: Run) -> list[MassDrop]:
+    """What was dropped in mass, the largest share first: by the totals, or where these do not show it, by the log."""
+    told: dict[tuple[str, str], dict[str, Warned]] = {}
+    for event in (event for start in run.starts for event in start.events if event.name == "rows.dropped"):
+        with suppress(msgspec.ValidationError):  # without the texts where rows are not shown
+            warned = msgspec.convert(event.fields, prepared(Warned))
+            told.setdefault((warned.source, warned.reason), {})[warned.path] = warned
+    counted: dict[tuple[str, str], tuple[int, int]] = {}
+    for source, samples, dropped in _dropped_by_source(run):
+        num_rows = samples // max(run.header.group_size, 1) + sum(dropped.values())
+        counted |= {(source, reason): (n, num_rows) for reason, n in dropped.items() if is_mass(n, num_rows)}
+    found: list[MassDrop] = []
+    for key in {**counted, **told}:
+        warnings = list(told.get(key, {}).values())
+        counts = counted.get(key) or max((one.num_dropped, one.num_rows) for one in warnings)
+        found.append(MassDrop(*key, *counts, warnings))
+    return sorted(found, key=lambda drop: -drop.share)
+
+
+def _dropped_by_source(run: Run) -> list[tuple[str, int, dict[str, int]]]:
+    """Each source's name, samples, and dropped rows by reason, without those that are left out on purpose."""
+    totals = run.totals
+    if totals is None:
+        return []
+
+    counts = [(name, one.samples, one.dropped) for name, one in totals.by_source.items()]
+    found = counts or [("", totals.samples, totals.dropped)]
+    return [
+        (name, samples, {reason: n for reason, n in dropped.items() if reason not in ON_PURPOSE})
+        for name, samples, dropped in found
+    ]
+
+
+def slowest(ranks: list[RankFigures]) -> RankFigures:
+    """The rank with the largest share of waiting: in a synchronous step, the others wait for it."""
+    return max(ranks, key=lambda one: (one.share, -one.rank))
+
+
 def overview(run: Run) -> Section:
     """The figure to look at first, what to do, and the totals."""
-    ranks = by_rank(run)
-    totals = run.totals
-    failures = _failures(run)
+    ranks, failures = by_rank(run), _failures(run)
     blocks: list[Block] = [*failures, _verdict(run, ranks, has_failed=bool(failures)), *_mass_drops(run)]
-    if totals is not None:
-        blocks.append(Tiles([*_step_tiles(slowest(ranks)), *_total_tiles(run, ranks)]))
+    if (totals := run.totals) is not None:
+        blocks.append(Tiles([*_step_tiles(slowest(ranks)), *_total_tiles(run, totals, ranks)]))
     return Section("overview", "Overview", blocks)
 
 
@@ -85,8 +220,8 @@ def _failures(run: Run) -> list[Block]:
 
 
 def _verdict(run: Run, ranks: list[RankFigures], *, has_failed: bool) -> Block:
-    worst = slowest(ranks) if ranks else None
-    if worst is None or not worst.calls:
+    worst = slowest(ranks)
+    if not worst.calls:
         return Note("No call for data was recorded: the run ended, or was killed, before its first interval.")
 
     level = "good" if worst.share <= _GOOD else "fair" if worst.share <= _FAIR else "poor"
@@ -190,11 +325,7 @@ def _step_tiles(rank: RankFigures) -> list[Tile]:
     ]
 
 
-def _total_tiles(run: Run, ranks: list[RankFigures]) -> list[Tile]:
-    totals = run.totals
-    if totals is None:
-        return []
-
+def _total_tiles(run: Run, totals: Interval, ranks: list[RankFigures]) -> list[Tile]:
     seconds = sum(start.intervals[-1].elapsed_s for start in run.stream if start.intervals)
     starts = len(run.generations)
     dropped = sum(totals.dropped.values())
@@ -268,7 +399,7 @@ def waits_section(run: Run) -> Section:
     return Section("waits", "Waits", [*(_over_time(run, one, used) for one in slowest_first), Note(note), table])
 
 
-def _over_time(run: Run, rank: RankFigures, used: list[str]) -> Chart:
+def _over_time(run: Run, rank: RankFigures, used: list[str]) -> Block:
     """A line for each kind: its share of the rank's time."""
     over_time = OverTime(steps_of(rank.starts, origins(run)[0], _MAX_BINS, of_calls=True))
     lines = [over_time.line(KINDS[name], methodcaller("percent_of", name)) for name in used]
@@ -283,9 +414,6 @@ def _over_time(run: Run, rank: RankFigures, used: list[str]) -> Chart:
 def ranks_section(run: Run) -> Section:
     """The readiness of the ranks, over time and as a whole, the one that waited most first."""
     ranks = sorted(by_rank(run), key=lambda one: -one.share)
-    if not ranks:
-        return Section("ranks", "Ranks", [Note("No interval was recorded.")])
-
     head = [
         "rank",
         "waited",

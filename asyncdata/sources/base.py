@@ -30,7 +30,6 @@ class Source(Protocol):
 
         :raises SourceError: if files cannot be read; it names all of them.
         """
-        ...
 
 
 class Blocks(Protocol):
@@ -57,35 +56,28 @@ class Blocks(Protocol):
     @property
     def num_blocks(self) -> int:
         """How many pieces there are."""
-        ...
 
     @property
     def extent(self) -> int:
         """The sum of the pieces' ``stop - start``: bytes, or rows where rows are numbered."""
-        ...
 
     def blocks(self, ids: Iterable[int]) -> list[Block]:
         """The pieces numbered ``ids``."""
-        ...
 
     def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
         """A row's place, with its file's path."""
-        ...
 
     def fingerprint(self) -> dict[str, Any]:
         """The fingerprint of the data: ``{"digest": ..., ...}``."""
-        ...
 
     def check_unchanged(self) -> None:
         """Check that the data have not changed.
 
         :raises SourceChangedError: naming what has changed.
         """
-        ...
 
     def close(self) -> None:
         """Remove temporary files of this run."""
-        ...
 
 
 def room_of(source: Blocks, max_blocks: int) -> int:
@@ -122,6 +114,10 @@ class Files:
     def close(self) -> None:
         """There are no temporary files to remove."""
 
+    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
+        """A row's place, with its file's path and its number there."""
+        return SourceLocation(self.files[file_id].path, -1, num_bytes, offset)
+
     def keep_blocks(self, kept: BlockCacheSpec) -> None:
         """Let those who read the objects keep their blocks on the local disk."""
         self.stores = [store.with_cache(kept) for store in self.stores]
@@ -149,10 +145,9 @@ class Files:
 
         :raises SourceChangedError: naming the file, and how it differs.
         """
-        for number in range(
-            0 if isinstance(self.refs, ObjectRefs) else len(self.refs)
-        ):  # of objects, each read finds out
-            self.check_file(number)
+        if not isinstance(self.refs, ObjectRefs):  # of objects, each read finds out
+            for number in range(len(self.refs)):
+                self.check_file(number)
 
     def check_file(self, number: int) -> None:
         """The same of one file.

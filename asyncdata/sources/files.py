@@ -59,7 +59,6 @@ class BlockReader(Protocol):
         :raises FileChangedError: if the file has changed.
         :raises OSError: if it cannot be read.
         """
-        ...
 
     def read_rows(self, places: Sequence[Overflow], lengths: Sequence[int]) -> list[bytes]:
         """Single rows at ``places``; the size of each in bytes is ``lengths[place.row]``.
@@ -67,7 +66,6 @@ class BlockReader(Protocol):
         :raises FileChangedError: if a file has changed.
         :raises OSError: if it cannot be read.
         """
-        ...
 
     def check(self) -> None:
         """Check that no file that was read since the last call had changed when it was read.
@@ -75,27 +73,29 @@ class BlockReader(Protocol):
         :raises FileChangedError: naming a file that may have changed.
         :raises OSError: if the check fails.
         """
-        ...
 
     def close(self) -> None:
         """Close the files."""
-        ...
 
 
 class WideReader(BlockReader, Protocol):
-    """A reader of objects in stores, where each request takes long, and many take no longer than one."""
+    """A reader of objects in stores, where each request takes long, and many take no longer than one.
+
+    :ivar _reads: the :class:`~asyncdata.sources.remote.reads.Reads` of its stores.
+    """
+
+    _reads: Any
 
     def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
         """Call ``on_progress``, in any thread, after each try of a request to a store, and count it."""
-        ...
+        self._reads.on_progress, self._reads.counts = on_progress, counts
 
     def give_up(self) -> None:
         """Let requests that wait for a store fail, in whatever thread: they are not needed any more."""
-        ...
+        self._reads.close()
 
     def expect(self, blocks: Sequence[Block]) -> None:
         """Begin to read ``blocks``, all at once: :meth:`read_block` is asked for each of them next."""
-        ...
 
 
 MAX_LISTED_FILES = 1000

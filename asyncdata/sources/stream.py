@@ -95,17 +95,14 @@ class RowStream(ABC):
         :raises SourceChangedError: if the data have changed.
         :raises OSError: if it cannot be read.
         """
-        ...
 
     @abstractmethod
     def location(self, file_id: int, offset: int, num_bytes: int, byte_offset: int = -1) -> SourceLocation:
         """The place of the row numbered ``offset``, which begins at ``byte_offset`` of its text, if there is one."""
-        ...
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """The fingerprint of the data: ``{"digest": ..., ...}``."""
-        ...
 
     @abstractmethod
     def check_unchanged(self) -> None:
@@ -113,7 +110,6 @@ class RowStream(ABC):
 
         :raises SourceChangedError: naming what has changed.
         """
-        ...
 
 
 class StreamOrder:

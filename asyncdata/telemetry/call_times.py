@@ -120,8 +120,8 @@ class CallTimes:
             "first_s": dict(self.first_s),
             "waiting_s": max((lasting.seconds for lasting in list(self._lasting.values())), default=0.0),
             "step_s": self.step_s,
-            "step_ms": self.step_ms,
-            "wait_ms": self.wait_ms,
+            "step_ms": self._step_ms.counts(),
+            "wait_ms": self._wait_ms.counts(),
         }
 
     def settle(self) -> None:
@@ -181,16 +181,6 @@ class CallTimes:
         self._step_ms.add_many((steps_s * 1000).astype(np.int64))
         self._last = calls[-1]
         self.num_calls += len(calls)
-
-    @property
-    def step_ms(self) -> dict[int, int]:
-        """Histogram of the times between calls, without the waits, in milliseconds."""
-        return self._step_ms.counts()
-
-    @property
-    def wait_ms(self) -> dict[int, int]:
-        """Histogram of the waits that have ended, in milliseconds, without the first call's."""
-        return self._wait_ms.counts()
 
 
 class Histogram:

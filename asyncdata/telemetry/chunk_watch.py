@@ -302,11 +302,8 @@ class ChunkWatch:
             lengths = np.concatenate(delivered)
             self._lengths.add_many(lengths[lengths > 0])
         still = [each for each in due if each.key in self._reservoirs[each.source, each.note]]
-        return [self._record(each) for each in {(each.source, each.key): each for each in still}.values()]
-
-    def _record(self, due: _Due) -> SampleRecord:
-        shows_row = self._shows_rows(due.source)
-        return _sample_record(due.chunk, due.sample, due.key, due.source, shows_row=shows_row)
+        once = {(each.source, each.key): each for each in still}.values()
+        return [_sample_record(each, shows_row=self._shows_rows(each.source)) for each in once]
 
     def _count(self, seen: _Seen, start: int, stop: int) -> Iterator[_Due]:
         """Count the notes of samples ``[start, stop)``; yield the chosen ones that are to be recorded."""
@@ -405,8 +402,8 @@ def cut(text: str, most: int) -> str:
     return _LONE.sub("\N{REPLACEMENT CHARACTER}", text[:most])
 
 
-def _sample_record(chunk: Chunk, sample: int, key: int, source: str, *, shows_row: bool) -> SampleRecord:
-    """The record of a sample."""
+def _sample_record(due: _Due, *, shows_row: bool) -> SampleRecord:
+    chunk, sample, key, source, _ = due
     location, tokens, spans = chunk.location(sample), chunk.tokens_of(sample), chunk.value("spans", sample)
     position = chunk.position(sample)
     shown = _shown(chunk, sample, tokens) if shows_row else {}

@@ -137,8 +137,9 @@ class Run(msgspec.Struct, kw_only=True):
         """
         found: dict[Any, SampleRecord] = {}
         for start in self.starts:
+            again = [later.origin[1] for later in _later(start, self.starts)]
             for sample in start.samples:
-                if start.counts_until is None or sample.place < self._next_place(start):
+                if all(sample.place < place for place in again):
                     found[sample.source, sample.place] = sample
         of_all = _smallest(self.header.max_samples, ((each.source, each) for each in found.values()))
         noted = (((each.source, note), each) for each in found.values() for note in each.notes)
@@ -152,9 +153,6 @@ class Run(msgspec.Struct, kw_only=True):
         found = {(row.source, row.key, row.reason): row for start in self.starts for row in start.dropped_rows}
         kept = _smallest(self.header.max_of_reason, (((row.source, row.reason), row) for row in found.values()))
         return sorted(kept, key=lambda row: row.place)
-
-    def _next_place(self, start: Start) -> tuple[int, int, int]:
-        return min(other.origin[1] for other in _later(start, self.starts))
 
     def lengths(self) -> dict[int, int]:
         """Histogram of the tokens of delivered samples, each prompt counted once."""

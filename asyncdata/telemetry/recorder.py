@@ -97,19 +97,15 @@ class Subject(Protocol):
 
     def header(self) -> RunStart:
         """The first record, without what belongs to the file."""
-        ...
 
     def interval(self) -> Interval:
         """The totals of the stream, and the current state; the rest is filled in here."""
-        ...
 
     def shows_rows_of(self, source: str) -> bool:
         """Whether text of rows of that part of a mixture may be recorded."""
-        ...
 
     def waits_for(self) -> str:
         """What a call waits for now: a key of :attr:`~asyncdata.telemetry.records.Interval.wait_s`."""
-        ...
 
 
 def _guarded(method: Callable[Concatenate[Recorder, P], T]) -> Callable[Concatenate[Recorder, P], T | None]:

@@ -27,19 +27,15 @@ class TokenizeFn(Protocol):
 
     def resolve(self) -> TokenizeFn:
         """The same description with every name resolved to a local file; runs once, in the trainer's process."""
-        ...
 
     def fingerprints(self) -> dict[str, str]:
         """What the tokens depend on, by part: ``{"tokenizer": digest, "template": digest, "tokenize_fn": digest}``."""
-        ...
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as builtins."""
-        ...
 
     def open(self) -> BatchTokenizer:
         """Load what is needed; runs once in the fork server, or once in each worker if memory cannot be shared."""
-        ...
 
 
 class BatchTokenizer(Protocol):
@@ -47,7 +43,6 @@ class BatchTokenizer(Protocol):
 
     def __call__(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         """Write each row of ``rows`` to ``out`` once: kept, dropped or failed. Kept rows must be in ascending order."""
-        ...
 
 
 class MediaTokenizer(BatchTokenizer, Protocol):
@@ -59,7 +54,6 @@ class MediaTokenizer(BatchTokenizer, Protocol):
 
     def load(self, rows: Sequence[Buffer], out: ColumnWriter) -> None:
         """Write each row with the tokens of its plan and its heavy columns, or as bad."""
-        ...
 
 
 def describe(fn: TokenizeFn | Callable[..., Any]) -> TokenizeSpec:

@@ -309,9 +309,9 @@ class RowReader:
         if self.account is not None and all(any(row.get(key) is not None for key in keys) for keys in needed):
             self.account.refuse(row, raw, self._keys.values())
 
-    def missing(self, name: str, raw: Buffer) -> RowFault:
-        """The fault of a row without a field that it must have."""
-        return missing_key(raw, self._keys[name], self._required[name])
+    def missing(self, name: str, raw: Buffer, otherwise: str = "") -> RowFault:
+        """The fault of a row without a field that it must have; ``otherwise`` as for :func:`missing_key`."""
+        return missing_key(raw, self._keys[name], self._required[name], otherwise)
 
     def text(self, name: str, value: Any, raw: Buffer, way_out: str = "") -> str:
         """The value of a field that must be a string which can be encoded as UTF-8.

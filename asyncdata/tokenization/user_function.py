@@ -123,9 +123,7 @@ class FunctionTokenizer:
             return self._read(result, self._columns)
 
         if "num_tokens" in result and result.keys().isdisjoint(("input_ids", "tokens")):
-            number = index(result["num_tokens"])
-            counts = _media_counts(result["media"], self._loaded) | {"input_ids": number}
-            return Result(not_known(number), {"media": json_text(counts)}) if number else "num_tokens_0"
+            return counted(index(result["num_tokens"]), _media_counts(result["media"], self._loaded))
 
         found = self._read({name: value for name, value in result.items() if name != "media"}, self._columns)
         if not isinstance(found, str):
@@ -201,9 +199,15 @@ class Result(NamedTuple):
     columns: dict[str, bytes]
 
 
-def not_known(number: int) -> array[int]:
-    """Stands for so many tokens that are only counted: -1 is no id, so nobody trains it by mistake."""
-    return array("i", [-1]) * number
+def counted(number: int, counts: dict[str, int], **columns: bytes) -> Result | str:
+    """A sample of so many tokens that are not known yet, or the reason to drop a row of none.
+
+    -1 stands for each token: it is no id, so nobody trains it by mistake.
+
+    :param counts: how many values the load will give of each of its columns.
+    """
+    planned = {"media": json_text({**counts, "input_ids": number}), **columns}
+    return Result(array("i", [-1]) * number, planned) if number else "num_tokens_0"
 
 
 def declared_of(function: Any) -> tuple[Column, ...]:

@@ -13,14 +13,7 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.identity import canonical, digest
 from asyncdata.core.settings import Settings, resolve_path
-from asyncdata.tokenization.user_function import (
-    FunctionTokenizer,
-    Result,
-    declared_of,
-    json_text,
-    not_known,
-    read_sample,
-)
+from asyncdata.tokenization.user_function import FunctionTokenizer, Result, counted, declared_of, json_text, read_sample
 
 if TYPE_CHECKING:
     from asyncdata.core.columns import Column
@@ -301,4 +294,4 @@ def _read_count(result: Any, columns: Sequence[Column] = ()) -> Result | str:
     number = index(number)
     cost, of_text = result.get("proxy_attn_flops"), round(number / 128) ** 2
     costs = {} if cost is None or cost == of_text else {"cost": json_text(float(cost))}
-    return Result(not_known(number), {"media": json_text({"input_ids": number}), **costs})
+    return counted(number, {}, **costs)

@@ -93,10 +93,9 @@ _NAMES = {
     "tokenization.chat_template.template": "ChatTemplate choose_templates",
     "tokenization.column_writer": "ColumnWriter Offsets Span encode_spans token_spans trained_tokens",
     "tokenization.encoders.equivalence_records": (
-        "CharacterFinder Proof ProvenTexts Subject answered ask_for asked_for is_known num_points points_of "
-        "proof_path ranges_of subject_of"
+        "CharacterFinder Proof ProvenTexts Subject answered ask_for asked_for num_points points_of subject_of"
     ),
-    "tokenization.encoders.equivalence_sweep": "GrowingProof OffsetCheck Sweep",
+    "tokenization.encoders.equivalence_sweep": "GrowingProof OffsetCheck Sweep is_known ranges_of",
     "tokenization.encoders.fast_backends": "BoundedEncoder FAST_BACKENDS FlatIds load_backend version_of",
     "tokenization.encoders.hf_encoder": "HfEncoder LengthsById Located TokenLengths lengths_of separator_of",
     "tokenization.encoders.text_encoder": "open_encoder",

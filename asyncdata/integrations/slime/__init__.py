@@ -21,12 +21,6 @@ if TYPE_CHECKING:
         report_outcomes,
     )
 
-_SOURCE = "AsyncDataSource", "BadGroupError", "ReadOnlyDataSource", "ReadOnlyError", "report_outcomes"
-_MODULES = {
-    **dict.fromkeys(_SOURCE, "data_source"),
-    "generate_fully_async": "async_rollouts",
-    "AsyncDataBuffer": "async_rollouts",
-}
 __all__ = (
     "AsyncDataSource",
     "BadGroupError",
@@ -35,10 +29,12 @@ __all__ = (
     "generate_fully_async",
     "report_outcomes",
 )
+_ROLLOUTS = "generate_fully_async", "AsyncDataBuffer"  # the second is not in __all__, as it needs miles
+_MODULES = dict.fromkeys(__all__, "data_source") | dict.fromkeys(_ROLLOUTS, "async_rollouts")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:  # AsyncDataBuffer is not in __all__, as it needs miles
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

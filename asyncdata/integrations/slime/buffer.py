@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from asyncdata.core.errors import FilterError, InvalidGroupError, SnapshotError, get_logger
-from asyncdata.integrations.adapters import KEY
+from asyncdata.integrations.adapters import KEY, Scored
 from asyncdata.integrations.slime.checkpoint import SAMPLES, GroupRecord, Opened, Stored
 from asyncdata.integrations.slime.rollout_ledger import Entry
-from asyncdata.integrations.slime.samples import containers_of, from_record, to_record
+from asyncdata.integrations.slime.samples import Process, containers_of, from_record, to_record
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from asyncdata.integrations.adapters import Scored
-    from asyncdata.integrations.slime.samples import Process
-
-    BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
-    Media = dict[str, list[Any]]
+BufferFilter = Callable[[Any, None, list[Any], int], list[Any]]
+Media = dict[str, list[Any]]
 
 _log = get_logger(__name__)
 _FINISHED = {"completed", "truncated"}

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.core.errors import ConfigError, LoaderClosedError, NoSamplesError, SnapshotMismatchError
-from asyncdata.integrations.adapters import KEY, key_of, report_scores
+from asyncdata.integrations.adapters import KEY, Scored, key_of, report_scores
 from asyncdata.integrations.slime.checkpoint import Kind, refuse_change
 from asyncdata.integrations.slime.feeds import Feed, leave_epoch, refuse_beyond
 from asyncdata.integrations.slime.samples import (
@@ -35,7 +35,6 @@ from asyncdata.sources.row_json import python_value
 
 if TYPE_CHECKING:
     from asyncdata.core.types import Sample
-    from asyncdata.integrations.adapters import Scored
     from asyncdata.integrations.slime.config import SlimeSettings
     from asyncdata.integrations.slime.rollout_ledger import Numbering
 

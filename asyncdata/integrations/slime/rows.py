@@ -15,15 +15,7 @@ from asyncdata.sources.row_json import python_value
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
 from asyncdata.tokenization.encoders.transformers_tokenizer import CodedTokenizer, coded_digest, coded_folder
 from asyncdata.tokenization.functions.text import Draft, Drafting, RowTokenizer
-from asyncdata.tokenization.functions.tokenizer_settings import (
-    TEMPLATE_ARGUMENTS,
-    Name,
-    OfTokenizer,
-    Templates,
-    compile_templates,
-    parse_date,
-    templates_digest,
-)
+from asyncdata.tokenization.functions.tokenizer_settings import TEMPLATE_ARGUMENTS, Name, OfTokenizer, Templates
 from asyncdata.tokenization.row_fields import Account, RowReader, Tools
 from asyncdata.tokenization.rows import Buffer, RowFault, decode_value
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles, TokenizerFolder, resolve
@@ -116,7 +108,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         self.check_fields("multimodal_keys", "apply_chat_template_kwargs", "tool_form")
         if self.today is not None:
-            parse_date(self.today)
+            Templates.date(self.today)
             if self.trust_remote_code:
                 raise ConfigError("today cannot be told to a template that transformers renders (trust_remote_code)")
 
@@ -177,7 +169,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
         if self._makes_tokens:
             prints["tokenizer"] = self.files().digest()
         if self.apply_chat_template:
-            prints["template"] = templates_digest(self.files(), self._chosen_template)
+            prints["template"] = Templates.digest(self.files(), self._chosen_template)
         return prints
 
     def open(self) -> BatchTokenizer:
@@ -199,7 +191,7 @@ class SlimeTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fie
 
     def _templates(self, files: TokenizerFiles) -> Templates:
         variables = {name: value for name, value in self.apply_chat_template_kwargs.items() if name != "chat_template"}
-        return compile_templates(files, self._chosen_template, variables, self.today)
+        return Templates.compiled(files, self._chosen_template, variables, self.today)
 
 
 class _SlimeRows(RowTokenizer):

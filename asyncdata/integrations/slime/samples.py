@@ -32,13 +32,11 @@ from asyncdata.core.settings import resolve_path
 from asyncdata.core.types import Sample
 from asyncdata.core.types import Status as _Status
 from asyncdata.integrations.slime.checkpoint import pieces, split
-from asyncdata.integrations.slime.torch_data import tensors_from_plain, tensors_to_plain, with_items
+from asyncdata.integrations.slime.torch_data import ATOMS, tensors_from_plain, tensors_to_plain, with_items
 from asyncdata.tokenization.rows import RowFault
 
 _PACKAGES = ("slime", "miles")
 _CURRENT = "_current_rollout_id"
-_ATOMS = frozenset((str, int, float, bool, type(None)))
-"""Immutable types, which two samples may share."""
 
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -196,11 +194,11 @@ def containers_of(value: Any) -> Any:
 
 def _copies(value: Any, num_copies: int) -> list[Any]:
     """Deep copies of a JSON value. Decoding it for each copy is several times faster than ``copy.deepcopy``."""
-    if type(value) in _ATOMS:
+    if type(value) in ATOMS:
         return [value] * num_copies
 
     if type(value) is dict or type(value) is list:
-        if not value or _ATOMS.issuperset(map(type, value.values() if type(value) is dict else value)):
+        if not value or ATOMS.issuperset(map(type, value.values() if type(value) is dict else value)):
             return [value.copy() for _ in range(num_copies)]
 
         with suppress(TypeError, ValueError, OverflowError, RecursionError):
@@ -482,7 +480,7 @@ def _is_same(value: Any, made: Any) -> bool:
             return False
         return all(map(_is_same, value, made))
 
-    return value is made or (type(value) is type(made) and type(made) in _ATOMS and value == made)
+    return value is made or (type(value) is type(made) and type(made) in ATOMS and value == made)
 
 
 def _places(made: Any, place: list[Any]) -> list[tuple[int, list[Any]]]:
@@ -491,7 +489,7 @@ def _places(made: Any, place: list[Any]) -> list[tuple[int, list[Any]]]:
         items = made.items() if isinstance(made, dict) else enumerate(made)
         return [found for key, item in items for found in _places(item, [*place, key])]
 
-    return [] if type(made) in _ATOMS else [(id(made), place)]
+    return [] if type(made) in ATOMS else [(id(made), place)]
 
 
 def _referring(value: Any, places: dict[int, list[Any]]) -> Any:

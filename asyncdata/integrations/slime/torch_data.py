@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _TENSOR, _IMAGE, _KEPT = "__tensor__", "__image__", "__kept__"
 _OURS = frozenset((_TENSOR, _IMAGE, _KEPT))
-_ATOMS = frozenset((str, int, float, bool, type(None)))
+ATOMS = frozenset((str, int, float, bool, type(None)))
+"""Immutable types, which two samples may share."""
 
 
 def is_available() -> bool:
@@ -115,7 +116,7 @@ def _items_to_plain(value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: s
         packed = {key: tensors_to_plain(item, f"{path}.{key}", depth) for key, item in value.items()}
         return {_KEPT: packed} if _OURS & packed.keys() else packed
 
-    if _ATOMS.issuperset(map(type, value)):
+    if ATOMS.issuperset(map(type, value)):
         return value
 
     items = [tensors_to_plain(item, f"{path}[{number}]", depth) for number, item in enumerate(value)]
@@ -144,7 +145,7 @@ def tensors_from_plain(value: Any) -> Any:
             return _image(*value[_IMAGE])
 
         value = value.get(_KEPT, value)
-    is_plain = isinstance(value, list | tuple) and _ATOMS.issuperset(map(type, value))
+    is_plain = isinstance(value, list | tuple) and ATOMS.issuperset(map(type, value))
     return value if is_plain or not isinstance(value, dict | list | tuple) else with_items(value, tensors_from_plain)
 
 

@@ -20,7 +20,7 @@ from asyncdata.batching.torch_tensors import map_leaves, need_cuda, to_torch
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.checkpoint.snapshot import save_at
 from asyncdata.core.errors import ConfigError, WorkerError
-from asyncdata.core.settings import missing_package, naming_settings
+from asyncdata.core.settings import naming_settings, needing
 from asyncdata.core.threads import at_exit, started
 from asyncdata.integrations.torch.process import from_torch_state, refuse_async, to_torch_state
 from asyncdata.loader.measurements import epochs_of
@@ -432,10 +432,8 @@ def transfer_to(device: Any, pin_memory: bool | None) -> Transfer:
     :param pin_memory: None: True for a CUDA device.
     :raises ConfigError: if there is no such device, or no torch.
     """
-    try:
+    with needing("a batch as tensors", "torch"):
         import torch
-    except ImportError as error:
-        raise missing_package("a batch as tensors", "torch", error) from error
 
     place = None if device is None else torch.device(device)
     is_cuda = place is not None and place.type == "cuda"

@@ -18,8 +18,7 @@ from asyncdata.core.errors import ConfigError, SourceChangedError, SourceError, 
 from asyncdata.core.files import TemporaryFolder
 from asyncdata.core.identity import FileRef, FileRefs, canonical, digest, digest_each
 from asyncdata.core.messages import Block, Job, ReaderSpec
-from asyncdata.core.settings import Settings, missing_package
-from asyncdata.core.types import SourceLocation
+from asyncdata.core.settings import Settings, needing
 from asyncdata.sources.arrow.dataset_reader import ArrowFile, ArrowReader, Part, write_arrow
 from asyncdata.sources.arrow.rows_to_json import RowWriter
 from asyncdata.sources.base import Files
@@ -78,7 +77,9 @@ class HuggingFaceSource(Settings, frozen=True, forbid_unknown_fields=True):
         :raises SourceError: if it cannot be loaded, has no rows, or has a type that cannot be written as JSON.
         :raises ConfigError: for a split or column that does not exist, or if ``datasets`` is not installed.
         """
-        datasets = _import_datasets()
+        with needing("HuggingFaceSource", "datasets"):
+            import datasets
+
         found = self._load(datasets) if isinstance(self.dataset, str | os.PathLike) else self.dataset
         if isinstance(found, datasets.IterableDataset | datasets.IterableDatasetDict):
             return self._open_stream(found)
@@ -171,10 +172,6 @@ class DatasetBlocks(Files):
         starts = np.sort(np.asarray(ids, dtype=np.int64)) * self._block_rows
         return [Block(0, start, min(start + self._block_rows, self.extent)) for start in starts.tolist()]
 
-    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
-        """A row's place: the dataset, and the row's index in it."""
-        return SourceLocation(self.files[file_id].path, -1, num_bytes, offset)
-
     def fingerprint(self) -> dict[str, Any]:
         """Digest of the rows, sampled, the size of their files, and all of the indices.
 
@@ -218,15 +215,6 @@ class DatasetBlocks(Files):
         ]
         whole = digest(canonical(listed), canonical(settings["columns"]))
         return {"num_files": len(listed), "num_bytes": num_bytes, "digest": whole, "files": listed}
-
-
-def _import_datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise missing_package("HuggingFaceSource", "datasets", error) from error
-
-    return datasets
 
 
 def _only_split(found: datasets.DatasetDict, split: str | None) -> Any:

@@ -11,8 +11,7 @@ import numpy as np
 
 from asyncdata.core.errors import ConfigError, SourceError
 from asyncdata.core.messages import Block, ReaderSpec, StoreSpec
-from asyncdata.core.settings import Settings, missing_package
-from asyncdata.core.types import SourceLocation
+from asyncdata.core.settings import Settings, needing
 from asyncdata.sources.arrow.parquet_reader import MAGIC, footer_digest, leaves_of, load_footer, ranges_file
 from asyncdata.sources.arrow.rows_to_json import RowWriter, is_same_form, shown_type
 from asyncdata.sources.base import Files
@@ -83,7 +82,9 @@ class ParquetSource(Settings, frozen=True, forbid_unknown_fields=True):
             lacks a column, or has one of another type than the first file.
         :raises ConfigError: for ``columns`` that cannot be, and if pyarrow is not installed.
         """
-        _import_pyarrow()
+        with needing("Parquet", "pyarrow"):
+            import pyarrow.parquet  # noqa: F401 - what workers need too
+
         stores: list[StoreSpec] = []
         faults: list[str] = []
         if names_objects(self.paths):
@@ -158,10 +159,6 @@ class ParquetBlocks(Files):
         firsts = self._first_rows[file_ids]
         return list(map(Block, file_ids.tolist(), (starts - firsts).tolist(), (stops - firsts).tolist()))
 
-    def location(self, file_id: int, offset: int, num_bytes: int) -> SourceLocation:
-        """A row's place, with its file's path and its number there."""
-        return SourceLocation(self.files[file_id].path, -1, num_bytes, offset)
-
 
 _MAX_SIZE = 1 << 48
 """Rows or bytes of a row group; a footer that has more is damaged."""
@@ -191,13 +188,6 @@ class _Footer(NamedTuple):
             sum(group.column(leaf).total_uncompressed_size for leaf in leaves) + per_row * group.num_rows
             for group in groups
         ]
-
-
-def _import_pyarrow() -> None:
-    try:
-        import pyarrow.parquet  # noqa: F401 - what workers need too
-    except ImportError as error:
-        raise missing_package("Parquet", "pyarrow", error) from error
 
 
 def _results(begun: Sequence[tuple[str, Future[_Footer]]], faults: list[str]) -> list[_Footer]:

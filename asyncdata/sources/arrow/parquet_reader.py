@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.core.files import path_of
 from asyncdata.core.identity import FileRef, digest
 from asyncdata.sources.arrow.rows_to_json import RowWriter, block_rows
-from asyncdata.sources.files import BlockRows, FileChangedError, OpenFiles, SameFile
+from asyncdata.sources.files import BlockRows, FileChangedError, OpenFiles, SameFile, WideReader
 from asyncdata.sources.remote.reads import Reads
 from asyncdata.sources.remote.store import ObjectStamp
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from asyncdata.core.messages import Block, Job, Overflow, ReadCounts
+    from asyncdata.core.messages import Block, Job, Overflow
 
 
 MAGIC = b"PAR1"
@@ -199,7 +199,6 @@ class ParquetFile(ABC):
     @abstractmethod
     def opened(self, group: int) -> Any:
         """A ``pyarrow.parquet.ParquetFile`` that can read this row group."""
-        ...
 
     def refuse_shrunk(self) -> None:  # noqa: B027 - of an object, each read was checked
         """Raise if it has fewer bytes than at the start."""
@@ -210,7 +209,6 @@ class ParquetFile(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close it."""
-        ...
 
 
 class _LocalFile(ParquetFile):
@@ -478,7 +476,7 @@ class _Object(ParquetFile):
         self._begun.clear()
 
 
-class RemoteParquetReader(ParquetReader):
+class RemoteParquetReader(ParquetReader, WideReader):
     """The same for objects: the footers of a request's blocks are read at once, then row groups, some ahead."""
 
     def __init__(self, job: Job, columns: list[str], footers: list[str], python_values: bool = False) -> None:
@@ -487,12 +485,6 @@ class RemoteParquetReader(ParquetReader):
         self._tails: dict[int, Future[ObjectFooter]] = {}
         self._next: deque[tuple[int, int]] = deque()
         self._ahead: dict[tuple[int, int], int] = {}
-
-    def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
-        self._reads.on_progress, self._reads.counts = on_progress, counts
-
-    def give_up(self) -> None:
-        self._reads.close()
 
     def expect(self, blocks: Sequence[Block]) -> None:
         # Something is left only of a request that failed: what it began may have failed too.

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import threading
 from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
 
-from asyncdata.core.messages import Block, Job, Overflow, ReadCounts
-from asyncdata.sources.files import BlockRows
+from asyncdata.core.identity import FileRef
+from asyncdata.core.messages import Block, Job, Overflow
+from asyncdata.sources.files import BlockRows, WideReader
 from asyncdata.sources.line_scanner import read_block
 from asyncdata.sources.remote.reads import Reads, coalesced
 from asyncdata.sources.remote.store import ObjectStamp
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
-
-    from asyncdata.core.identity import FileRef
-
-    Found = dict[Block, BlockRows | Callable[[], BlockRows]]
+Found = dict[Block, BlockRows | Callable[[], BlockRows]]
 
 _MAX_ROW_IN_SLOT = 16 << 20
 _MAX_KNOWN, _MAX_HELD_BYTES = 1 << 18, 64 << 20
@@ -79,8 +75,8 @@ class _LongRows:
             return *self._known.get((file_id, start), (0, False)), self._held.get((file_id, start), b"")
 
 
-class RemoteLineReader:
-    """The :class:`~asyncdata.sources.files.WideReader` of JSONL objects.
+class RemoteLineReader(WideReader):
+    """Reads JSONL objects.
 
     Every read carries the etag and version of the start, so there is nothing to check afterwards.
 
@@ -96,12 +92,6 @@ class RemoteLineReader:
         self._expected: dict[Block, Future[Found]] = {}
         self._rows: dict[Block, BlockRows] = {}
         self._long = _LongRows(job.block_bytes)
-
-    def watch(self, on_progress: Callable[[], object], counts: ReadCounts) -> None:
-        self._reads.on_progress, self._reads.counts = on_progress, counts
-
-    def give_up(self) -> None:
-        self._reads.close()
 
     def expect(self, blocks: Sequence[Block]) -> None:
         for future in self._expected.values():

@@ -238,21 +238,18 @@ class Reads:
         store = self.store(number)
         self._tried(lambda: store.write(address.key, data), str(address))
 
-    def copy(self, number: int, address: Address, to: Address) -> bool:
-        """Copy the object; return whether there is one."""
-        store, is_there = self.store(number), True
+    def copy(self, number: int, address: Address, to: Address) -> None:
+        """Copy the object, if there is one."""
+        store = self.store(number)
 
         def copy() -> None:
-            nonlocal is_there
             try:
                 store.copy(address.key, to.key)
             except StoreError as error:
                 if error.kind != "missing":
                     raise
-                is_there = False
 
         self._tried(copy, str(address))
-        return is_there
 
     def _tried(self, request: Callable[[], ResultT], where: str, stamp: ObjectStamp | None = None) -> ResultT:
         began, num_tries = time.monotonic(), 0

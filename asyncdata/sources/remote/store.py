@@ -122,35 +122,30 @@ class Store(Protocol):
 
         :raises StoreError: if they cannot be listed; also by the iterator.
         """
-        ...
 
     def head(self, key: str) -> ObjectStamp:
         """The state of one object now.
 
         :raises StoreError: if it cannot be looked at.
         """
-        ...
 
     def read(self, found: ObjectStamp, start: int, stop: int) -> bytes:
         """The bytes ``[start, stop)`` of the object as it was when it was stamped.
 
         :raises StoreError: if they cannot be read; ``changed`` if the object is another one now.
         """
-        ...
 
     def write(self, key: str, data: bytes) -> None:
         """Write the object in one step: a reader sees all of it, or what was there before.
 
         :raises StoreError: if it cannot be written.
         """
-        ...
 
     def copy(self, key: str, to: str) -> None:
         """Copy the object ``key`` to the key ``to``.
 
         :raises StoreError: if it cannot be copied; ``missing`` if there is none.
         """
-        ...
 
     def close(self) -> None:
         """Close connections, unless the library of the store does so."""

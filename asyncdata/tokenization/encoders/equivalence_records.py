@@ -31,25 +31,8 @@ from asyncdata.tokenization.encoders.fast_backends import PROOFS, SWEEP_VERSION,
 if TYPE_CHECKING:
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
-
-Ranges = list[tuple[int, int]]
-"""Half-open ranges of code points: sorted, disjoint and not adjacent."""
-
 NUM_CODE_POINTS = 0x110000
-NUM_PUBLIC = 0xF0000
-"""The planes from here on are private."""
 _ASCII = 0x80
-
-
-def ranges_of(code_points: Iterable[int]) -> Ranges:
-    """The ranges that make up a set of code points."""
-    ranges: Ranges = []
-    for point in sorted(set(code_points)):
-        if ranges and ranges[-1][1] == point:
-            ranges[-1] = (ranges[-1][0], point + 1)
-        else:
-            ranges.append((point, point + 1))
-    return ranges
 
 
 def num_points(ranges: Iterable[tuple[int, int]]) -> int:
@@ -60,15 +43,6 @@ def num_points(ranges: Iterable[tuple[int, int]]) -> int:
 def points_of(ranges: Iterable[tuple[int, int]]) -> set[int]:
     """The code points of ranges."""
     return {point for start, stop in ranges for point in range(start, stop)}
-
-
-def is_known(point: int) -> bool:
-    """Whether a sweep can prove a character: not surrogates, private planes, and what this Python does not know.
-
-    Libraries of different ages differ on characters that are newer than one of them; how two such characters combine
-    no sweep over single ones would show.
-    """
-    return point < NUM_PUBLIC and unicodedata.category(chr(point)) not in ("Cn", "Cs")
 
 
 class CharacterFinder:
@@ -135,6 +109,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         """The digest of all of it."""
         return digest(canonical(msgspec.to_builtins(self)))
 
+    @property
+    def path(self) -> str:
+        """The file of the proof."""
+        return os.path.join(cache_folder(), PROOFS, f"{self.name}.proof")
+
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """What sweeps have found about ``subject`` so far.
@@ -191,15 +170,10 @@ def _processor() -> str:
     return digest(platform.machine().encode(), flags)
 
 
-def proof_path(subject: Subject) -> str:
-    """The path of the file with the proof of ``subject``."""
-    return os.path.join(cache_folder(), PROOFS, f"{subject.name}.proof")
-
-
 def find(subject: Subject) -> Proof | None:
     """The stored proof of ``subject``; None if there is none, or if another user could have written it."""
     try:
-        _, payload = unpack_file(proof_path(subject), must_be_ours=True)
+        _, payload = unpack_file(subject.path, must_be_ours=True)
         proof = msgspec.msgpack.decode(payload, type=prepared(Proof))
     except (OSError, SnapshotError, msgspec.DecodeError):
         return None
@@ -212,7 +186,7 @@ def keep(proof: Proof) -> None:
 
     :raises OSError: if it cannot be written; the older file is kept then.
     """
-    path = proof_path(proof.subject)
+    path = proof.subject.path
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     payload = msgspec.msgpack.encode(proof)
     replace_file(path, [pack(payload, "msgpack", schema=_SCHEMA, library=__version__), payload], keep=1)
@@ -278,7 +252,7 @@ class ProvenTexts:
 
     def __init__(self, proof: Proof, *, needs_offsets: bool) -> None:
         self._subject, self._needs_offsets = proof.subject, needs_offsets
-        self._path, self._stamp = proof_path(proof.subject), (0, 0)
+        self._path, self._stamp = proof.subject.path, (0, 0)
         self._asked: set[int] = set()
         self._follow(proof)
 

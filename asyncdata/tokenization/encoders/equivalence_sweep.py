@@ -25,19 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.encoders.equivalence_records import (
-    NUM_PUBLIC,
-    Proof,
-    Subject,
-    alone,
-    find,
-    is_known,
-    keep,
-    points_of,
-    proof_path,
-    ranges_of,
-    subject_of,
-)
+from asyncdata.tokenization.encoders.equivalence_records import Proof, Subject, alone, find, keep, points_of, subject_of
 from asyncdata.tokenization.encoders.fast_backends import SWEEP_VERSION, FlatEncoder, FlatIds, load_backend, one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import TokenLengths, flat_ids, ids_around, lengths_of, separator_of
 
@@ -87,6 +75,8 @@ NUM_RANDOM_TEXTS = 3000
 LONGEST_TEXT = 100_000
 _BATCH, _STORE_EVERY = 2048, 512
 _ASCII, _MOST_COMPOSED, _ACUTE = 0x80, 0x30000, "\u0301"
+_NUM_PUBLIC = 0xF0000
+"""The planes from here on are private."""
 FIRST = (*range(0x100), *range(0x2010, 0x2065))
 """The characters that are tried without a request: Latin-1, and the quotes, dashes and other marks that typography
 adds. For a text with another one a worker must load ``tokenizers``."""
@@ -250,9 +240,29 @@ class Sweep:
         return None
 
 
+def ranges_of(code_points: Iterable[int]) -> list[tuple[int, int]]:
+    """The ranges that make up a set of code points: half-open, sorted, disjoint and not adjacent."""
+    ranges: list[tuple[int, int]] = []
+    for point in sorted(set(code_points)):
+        if ranges and ranges[-1][1] == point:
+            ranges[-1] = (ranges[-1][0], point + 1)
+        else:
+            ranges.append((point, point + 1))
+    return ranges
+
+
+def is_known(point: int) -> bool:
+    """Whether a sweep can prove a character: not surrogates, private planes, and what this Python does not know.
+
+    Libraries of different ages differ on characters that are newer than one of them; how two such characters combine
+    no sweep over single ones would show.
+    """
+    return point < _NUM_PUBLIC and unicodedata.category(chr(point)) not in ("Cn", "Cs")
+
+
 def known_points() -> list[int]:
     """All characters that a sweep can prove."""
-    return list(filter(is_known, range(NUM_PUBLIC)))
+    return list(filter(is_known, range(_NUM_PUBLIC)))
 
 
 @cache
@@ -483,7 +493,7 @@ def require(files: TokenizerFiles, backend: str, *, needs_offsets: bool = False)
     if proof.refusal:
         raise ConfigError(
             f"AD434 tokenizer_backend={backend!r} is not exact for the tokenizer in {files.folder}: {proof.refusal}. "
-            f"Use tokenizer_backend='auto' or 'hf'; to have it tried again, remove {proof_path(subject)}"
+            f"Use tokenizer_backend='auto' or 'hf'; to have it tried again, remove {subject.path}"
         )
 
     if not proof.is_usable(needs_offsets=needs_offsets):

@@ -224,12 +224,10 @@ class Encoder:
 
 
 def _found_out(proof: Proof, text: str, what: str, *, is_here: bool = True) -> WrongIdsError:
-    from asyncdata.tokenization.encoders.equivalence_records import proof_path
-
     return WrongIdsError(
         f"AD436 tokenizer_backend {proof.subject.backend!r} {proof.subject.backend_version} gives other {what} "
         "than tokenizers for a text: samples that were delivered before may be wrong as well. Its proof "
-        f"{proof_path(proof.subject)} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', "
+        f"{proof.subject.path} is revoked, so that 'auto' no longer chooses it. Set tokenizer_backend='hf', "
         "continue from a snapshot that you trust, and report the text to the backend's authors",
         excerpt(text.encode("utf-8", "surrogatepass")),
         is_here=is_here,

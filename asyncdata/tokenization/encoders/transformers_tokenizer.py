@@ -14,7 +14,7 @@ from typing import Any
 
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.identity import digest
-from asyncdata.core.settings import missing_package
+from asyncdata.core.settings import needing
 from asyncdata.tokenization.chat_template.calls import Fitting
 from asyncdata.tokenization.encoders.fast_backends import one_by_one
 from asyncdata.tokenization.encoders.hf_encoder import Located
@@ -60,11 +60,8 @@ class CodedTokenizer:
     """
 
     def __init__(self, folder: str, variables: dict[str, Any]) -> None:
-        try:
+        with needing("trust_remote_code", "transformers"):
             from transformers import AutoTokenizer
-        except ImportError as error:
-            raise missing_package("trust_remote_code", "transformers", error) from error
-
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         except Exception as error:  # whatever the tokenizer's code raises

@@ -12,37 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 import msgspec
 
 from asyncdata.core.errors import ConfigError, raise_if_shortage, user_traceback
-from asyncdata.core.settings import missing_package, resolve_path
+from asyncdata.core.settings import needing, resolve_path
 from asyncdata.tokenization.chat_template.calls import fit_calls
-from asyncdata.tokenization.column_writer import NOT_TRAINED, common_prefix, trained_runs
+from asyncdata.tokenization.column_writer import NOT_TRAINED, Buffer, ColumnWriter, common_prefix, trained_runs
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.of_chat import (
-    VARIABLES,
-    ChatDrafts,
-    Chats,
-    OfChat,
-    PairsOfTexts,
-    assistants,
-    num_alike,
-    trained_messages,
-)
-from asyncdata.tokenization.functions.text import (
-    NOTHING_TRAINED,
-    TURN_LEFT_OUT,
-    Draft,
-    Drafting,
-    Encoded,
-    OfAnyLength,
-    RowTokenizer,
-    predicted,
-)
-from asyncdata.tokenization.functions.tokenizer_settings import Name, adopt_processor
+from asyncdata.tokenization.functions.of_chat import ChatDrafts, Chats, OfChat, PairsOfTexts, chosen_messages, num_alike
+from asyncdata.tokenization.functions.text import NOTHING_TRAINED, Draft, Drafting, Encoded, OfAnyLength, RowTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import Name
 from asyncdata.tokenization.row_fields import TURN_FLAGS, Account, RowReader, TurnFlag
 from asyncdata.tokenization.rows import Message, RowFault, decode_object, is_empty, json_type
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
-    from asyncdata.tokenization.column_writer import Buffer, ColumnWriter
     from asyncdata.tokenization.encoders.hf_encoder import Located
     from asyncdata.tokenization.pictures.settings import Processor
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
@@ -101,7 +82,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"dialect={self.dialect!r} has keys of its own: leave messages_key out")
 
         if self.processor is not None:
-            adopt_processor(self)
+            self.adopt_processor()
 
     @property
     def _has_default_keys(self) -> bool:
@@ -214,8 +195,7 @@ class _Pairs(RowTokenizer):
         encoder.ids_of(eos, "eos")  # it must be one
         row = RowReader(
             {"chosen": fn.chosen_key, "rejected": fn.rejected_key},
-            {"prompt": fn.prompt_key, "system": "system", "tools": fn.tool_key, "metadata": fn.metadata_key}
-            | {VARIABLES: None if VARIABLES in fn.ignore_keys else VARIABLES},
+            {"prompt": fn.prompt_key, "system": "system", **fn.more_keys},
             decoded=(*_Pair._fields, "system"),
             account=Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True),
         )
@@ -247,7 +227,7 @@ class _Pairs(RowTokenizer):
             start = min(num_alike(prompt, each.tokens) for each in both)
             both = [each._replace(spans=[(start, len(each.tokens))]) for each in both]
         chosen, rejected = map(self._fn.fit, both)
-        spans = [] if rejected is None else predicted(rejected.spans)
+        spans = [] if rejected is None else rejected.predicted
         if chosen is None or rejected is None:
             self.write_sample(row, None, {}, out)
         elif not spans:
@@ -329,7 +309,7 @@ class _Pairs(RowTokenizer):
 
         drafts = []
         for name, messages in (("chosen", prompt + chosen), ("rejected", prompt + rejected)):
-            trained = [number for number in assistants(messages) if number >= num_shared]
+            trained = [number for number in chosen_messages("assistant", messages) if number >= num_shared]
             if trained:
                 drafts.append(self._drafts.draft(name, messages, beside, trained, raw))
         return drafts if len(drafts) == 2 else []
@@ -372,7 +352,6 @@ class Renderer(Protocol):
         """An object with ``token_ids``, and of each token in ``sampled_mask`` whether the model generates it, and in
         ``message_indices`` the index of its message, or -1. With ``add_generation_prompt`` the ids are enough.
         """
-        ...
 
 
 class RendererTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -435,12 +414,10 @@ class RendererTokenizeFn(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_
         if self.build is not None:
             return getattr(resolve_path(self.build), "version", None)
 
-        from importlib.metadata import PackageNotFoundError, version
+        from importlib.metadata import version
 
-        try:
+        with needing(type(self).__name__, "renderers"):
             return version("renderers")
-        except PackageNotFoundError as error:
-            raise missing_package(type(self).__name__, "renderers", error) from error
 
     def open(self) -> RowTokenizer:
         """Make the renderer."""
@@ -452,12 +429,10 @@ def made_by_renderers(folder: str, **config: Any) -> Renderer:
 
     :raises ConfigError: for a configuration that it does not have, or that needs another tokenizer.
     """
-    try:
+    with needing(RendererTokenizeFn.__name__, "renderers[transformers]"):
         from pydantic import TypeAdapter, ValidationError
         from renderers import RendererConfig, create_renderer
         from renderers.base import load_tokenizer
-    except ImportError as error:
-        raise missing_package(RendererTokenizeFn.__name__, "renderers[transformers]", error) from error
 
     try:
         wanted = TypeAdapter[Any](RendererConfig).validate_python(config or {"name": "auto"})
@@ -487,7 +462,7 @@ class _Rendered(RowTokenizer):
             fit_calls(number, message)
         tools = self._row.tools(fields.get("tools"), raw)
         schemas = self._row.schemas(tools, raw)
-        chosen = [] if is_prompt else trained_messages(self._fn.train_on, messages)
+        chosen = [] if is_prompt else chosen_messages(self._fn.train_on, messages)
         left_out = [] if is_prompt else self._row.left_out("messages", messages, self._flags, raw)
         trained = {*chosen} - {*left_out}
         if not (messages if is_prompt else trained):
@@ -513,8 +488,7 @@ class _Rendered(RowTokenizer):
         if is_prompt:
             return Drafting([], columns, encoded)
 
-        left = (TURN_LEFT_OUT,) * (len(chosen) - len(trained))
-        return Drafting.with_metadata([], fields, encoded, left, **columns)
+        return Drafting.with_metadata([], fields, encoded, num_left_out=len(chosen) - len(trained), **columns)
 
     def _encoded(self, found: Any, num_messages: int, trained: set[int]) -> Encoded:
         tokens = array("i", found.token_ids)

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import unknown_setting
 from asyncdata.tokenization.row_fields import TURN_FLAGS, Account, RowReader
-from asyncdata.tokenization.rows import (
-    MEDIA_KEYS,
-    Message,
-    RowFault,
-    decode_object,
-    decode_value,
-    json_type,
-    missing_key,
-)
+from asyncdata.tokenization.rows import MEDIA_KEYS, Message, RowFault, decode_object, decode_value, json_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -249,16 +241,11 @@ class DialectReader(RowReader):
 
         return fields
 
-    def missing(self, name: str, raw: Buffer) -> RowFault:
+    def missing(self, name: str, raw: Buffer, otherwise: str = "") -> RowFault:
         seen = [] if name == "label" else fitting(decode_object(raw))
-        otherwise = (
-            "name their form by dialect=, and your names of its keys by dialect_keys=" if name == "messages" else ""
-        )
-        return (
-            self._of_another(seen[0], raw)
-            if seen
-            else missing_key(raw, self._keys[name], self._required[name], otherwise)
-        )
+        if name == "messages":
+            otherwise = "name their form by dialect=, and your names of its keys by dialect_keys="
+        return self._of_another(seen[0], raw) if seen else super().missing(name, raw, otherwise)
 
     def _of_another(self, dialect: str, raw: Buffer) -> RowFault:
         keys = ", ".join(map(ascii, DIALECTS[dialect].required))

@@ -15,16 +15,8 @@ import msgspec
 from asyncdata.core.errors import ConfigError
 from asyncdata.tokenization.column_writer import Buffer, ColumnWriter, Offsets, Span, encode_spans, join, token_spans
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.text import (
-    NOTHING_TRAINED,
-    TRUNCATED,
-    Draft,
-    Drafting,
-    PositiveInt,
-    RowTokenizer,
-    predicted,
-)
-from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
+from asyncdata.tokenization.functions.text import NOTHING_TRAINED, TRUNCATED, Draft, Drafting, RowTokenizer, predicted
+from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer, PositiveInt
 from asyncdata.tokenization.row_fields import Account, RowReader
 from asyncdata.tokenization.rows import RowFault
 

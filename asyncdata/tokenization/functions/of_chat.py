@@ -10,22 +10,8 @@ import msgspec
 
 from asyncdata.tokenization.column_writer import Buffer, ColumnWriter, join
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
-from asyncdata.tokenization.functions.text import (
-    NOTHING_TRAINED,
-    TURN_LEFT_OUT,
-    Draft,
-    Drafting,
-    Encoded,
-    OfAnyLength,
-    RowTokenizer,
-)
-from asyncdata.tokenization.functions.tokenizer_settings import (
-    TEMPLATE_ARGUMENTS,
-    Name,
-    check_template_settings,
-    compile_templates,
-    templates_digest,
-)
+from asyncdata.tokenization.functions.text import NOTHING_TRAINED, Draft, Drafting, Encoded, OfAnyLength, RowTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import TEMPLATE_ARGUMENTS, Name, Templates
 from asyncdata.tokenization.media import ReadChat
 from asyncdata.tokenization.row_fields import NOTED_KEYS, TURN_FLAGS, Account, NotWritten, RowReader, TurnFlag
 from asyncdata.tokenization.rows import Message, RowFault, decode_value
@@ -38,7 +24,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 
 
-VARIABLES = "chat_template_kwargs"
+_VARIABLES = "chat_template_kwargs"
 """The key of a row's own variables of the template, as SFTTrainer and DPOTrainer of TRL read it."""
 
 _RESERVED = TEMPLATE_ARGUMENTS | {"add_generation_prompt"}
@@ -72,12 +58,18 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
-        check_template_settings(self.chat_template_kwargs, self.today, _RESERVED)
+        Templates.check(self.chat_template_kwargs, self.today, _RESERVED)
 
     @property
     def may_be_text(self) -> bool:
         """Whether rows may be text that no template renders."""
         return False
+
+    @property
+    def more_keys(self) -> dict[str, str | None]:
+        """``{field: key}`` of what a row may have beside its chats."""
+        variables = None if _VARIABLES in self.ignore_keys else _VARIABLES
+        return {"tools": self.tool_key, "metadata": self.metadata_key, _VARIABLES: variables}
 
     def has_template(self, files: TokenizerFiles) -> bool:
         """Whether there is a chat template; without one, rows must be text."""
@@ -90,7 +82,7 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def template_digest(self, files: TokenizerFiles) -> str:
         """Digest of the templates and the special tokens that they see; ``"none"`` if rows must be text."""
-        return templates_digest(files, self.chat_template) if self.has_template(files) else "none"
+        return Templates.digest(files, self.chat_template) if self.has_template(files) else "none"
 
     def chat_spans(
         self, files: TokenizerFiles, special: list[str], row: Mapping[str, Any] | None = None
@@ -104,7 +96,7 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
         from asyncdata.tokenization.chat_template.assistant_spans import ChatSpans
 
         variables = {**self.chat_template_kwargs, **(row or {}), "add_generation_prompt": False}
-        templates = compile_templates(files, self.chat_template, variables, self.today)
+        templates = Templates.compiled(files, self.chat_template, variables, self.today)
         name = "the chat template" if self.chat_template is None else self.chat_template
         name = f"chat template {name!r}" if name in files.chat_templates else "the chat template"
         eos = files.special_tokens.get("eos_token")
@@ -143,7 +135,7 @@ class ChatDrafts:
 
         :raises RowFault: if its tools are not a list of JSON schemas, or its variables have a reserved name.
         """
-        given, text = fields.get("tools"), fields.get(VARIABLES)
+        given, text = fields.get("tools"), fields.get(_VARIABLES)
         if given is None and text is None:  # nearly always
             return self._nothing
 
@@ -163,7 +155,7 @@ class ChatDrafts:
             return {}  # it is something else
 
         if taken := sorted(_RESERVED & set(variables)):
-            raise RowFault("AD111", f"{self._row.name(VARIABLES)} has {', '.join(taken)}, which is no variable")
+            raise RowFault("AD111", f"{self._row.name(_VARIABLES)} has {', '.join(taken)}, which is no variable")
 
         return variables
 
@@ -188,19 +180,14 @@ class ChatDrafts:
         return Draft(self._row.encodable(name, spans.prompt(messages, tools), raw), [])
 
 
-def assistants(messages: list[Message]) -> list[int]:
-    """The indices of the assistant's messages."""
-    return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-
-
 def num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     """The number of equal messages, or ids, at the beginning of both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def trained_messages(train_on: str, messages: list[Message]) -> list[int]:
+def chosen_messages(train_on: str, messages: list[Message]) -> list[int]:
     """The indices of the messages that ``train_on`` chooses, of the assistant alone."""
-    numbers = assistants(messages)
+    numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     return numbers[-1:] if train_on == "last_assistant" else numbers
 
 
@@ -218,15 +205,13 @@ class Chats(RowTokenizer):
         train_on: str,
         decided_by: str = "",
         label_key: str | None = None,
-        picture_keys: Mapping[str, str] | None = None,
+        picture_keys: dict[str, str | None] | None = None,
     ) -> None:
         from asyncdata.tokenization.functions.dialects import DIALECTS, DialectReader
 
         files = fn.files()
-        variables = None if VARIABLES in fn.ignore_keys else VARIABLES
-        more = {"tools": fn.tool_key, "metadata": fn.metadata_key, VARIABLES: variables, **(picture_keys or {})}
         account = Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True)
-        row = DialectReader(dialect, keys, more, decided_by, label_key, account)
+        row = DialectReader(dialect, keys, fn.more_keys | (picture_keys or {}), decided_by, label_key, account)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on, self._flags = fn, train_on, frozenset(fn.turn_flags)
         self._noted = self._flags | NOTED_KEYS
@@ -250,16 +235,15 @@ class Chats(RowTokenizer):
         notes: tuple[str, ...] = () if is_bare else self._drafts.notes(messages, beside)
         if self._train_on == "all":
             draft = self._whole(messages, beside, left_out, raw)
-            return Drafting.with_metadata([draft], fields, notes=notes + (TURN_LEFT_OUT,) * len(left_out))
+            return Drafting.with_metadata([draft], fields, notes=notes, num_left_out=len(left_out))
 
-        chosen = [number for number in trained_messages(self._train_on, messages) if number >= first]
+        chosen = [number for number in chosen_messages(self._train_on, messages) if number >= first]
         trained = [number for number in chosen if number not in left_out] if left_out else chosen
         if not trained:
             return NOTHING_TRAINED
 
         draft = self._drafts.draft(self._name, messages, beside, trained, raw)
-        notes += (TURN_LEFT_OUT,) * (len(chosen) - len(trained))
-        return Drafting.with_metadata([draft], fields, notes=notes)
+        return Drafting.with_metadata([draft], fields, notes=notes, num_left_out=len(chosen) - len(trained))
 
     def _whole(self, messages: list[Message], beside: _Beside, left_out: list[int], raw: Buffer) -> Draft:
         """The chat, of which all is trained but the answers that are left out.

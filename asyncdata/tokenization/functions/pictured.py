@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -16,8 +18,11 @@ from asyncdata.tokenization.functions.text import Drafting, RowTokenizer, accept
 from asyncdata.tokenization.pictures.chats import Places, expanded, with_places
 from asyncdata.tokenization.pictures.files import NOUNS, held
 from asyncdata.tokenization.pictures.settings import Processor, ProcessorConfig
-from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor
+from asyncdata.tokenization.pictures.transformers_processor import OpenProcessor, Planned
 from asyncdata.tokenization.rows import MediaFault, RowFault, decode_value, is_empty
+
+_MAX_SIDE, _MAX_PICTURES, _QUALITY = 160, 12, 70
+"""Pixels of a side, and pictures of a row: about 5 KB each."""
 
 
 class _Pictured(RowTokenizer):
@@ -75,9 +80,7 @@ class _Pictured(RowTokenizer):
 
     def thumbnails(self, raw: Buffer) -> list[tuple[str, str]]:
         """Small copies of the pictures of a row that yields a sample."""
-        from asyncdata.tokenization.pictures.thumbnails import thumbnails_of
-
-        return thumbnails_of(self._read_again(raw).of, self._processor)
+        return _thumbnails_of(self._read_again(raw).of, self._processor)
 
     def _read_again(self, raw: Buffer) -> Drafting:
         """The drafting of a row that was planned, with the bytes of its remote pictures, each fetched once.
@@ -160,3 +163,30 @@ class PicturedPrompts(_Pictured, PromptTokenizer):
     def write(self, row: int, found: list[Located], drafting: Drafting, out: ColumnWriter) -> None:
         columns = {**drafting.columns, **self._processor.light(found[0].ids, drafting.of)}
         super().write(row, found, drafting._replace(columns=columns), out)
+
+
+def _thumbnails_of(planned: Sequence[Planned], processor: OpenProcessor) -> list[tuple[str, str]]:
+    """A caption and a ``data:`` address of a JPEG for each picture; the address is empty where it cannot be decoded.
+
+    The JPEG is written anew from the pixels, so nothing else of a file comes into the page.
+    """
+    found = []
+    for each in planned[:_MAX_PICTURES]:
+        medium = each.medium
+        facts = [medium.path or medium.name]
+        address = ""
+        try:
+            image, words = processor.kinds[medium.kind].shown(each)
+            if image is not None:
+                facts.append(words)
+                image.thumbnail((_MAX_SIDE, _MAX_SIDE))
+                image.save(written := io.BytesIO(), "JPEG", quality=_QUALITY)
+                address = f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
+        except RowFault as fault:
+            facts.append(f"{fault.code} {fault.reason}")
+        if each.grid is not None:
+            facts.append(f"grid {' x '.join(map(str, each.grid))}")
+        found.append((", ".join([*facts, f"{processor.num_tokens(each):,} tokens"]), address))
+    if num_left := len(planned) - len(found):
+        found.append((f"{num_left:,} more pictures", ""))
+    return found

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from asyncdata.core.errors import ConfigError
-from asyncdata.tokenization.functions.tokenizer_settings import (
-    TEMPLATE_ARGUMENTS,
-    Name,
-    OfTokenizer,
-    Templates,
-    adopt_processor,
-    check_template_settings,
-    compile_templates,
-    templates_digest,
-)
+from asyncdata.tokenization.functions.tokenizer_settings import TEMPLATE_ARGUMENTS, Name, OfTokenizer, Templates
 
 if TYPE_CHECKING:
     from asyncdata.tokenization.base import BatchTokenizer
@@ -75,7 +66,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
         if self.processor is not None:
-            adopt_processor(self)
+            self.adopt_processor()
             if not self.apply_chat_template:
                 raise ConfigError("a processor of pictures needs apply_chat_template=True: the template writes marks")
 
@@ -89,7 +80,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
                 "chat_template, chat_template_kwargs and today do nothing without apply_chat_template=True"
             )
 
-        check_template_settings(self.chat_template_kwargs, self.today, TEMPLATE_ARGUMENTS)
+        Templates.check(self.chat_template_kwargs, self.today, TEMPLATE_ARGUMENTS)
 
     def check_files(self, files: TokenizerFiles) -> None:
         """Compile the templates, if they are needed."""
@@ -97,7 +88,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
 
     def template_digest(self, files: TokenizerFiles) -> str:
         """Digest of the templates and the special tokens that they see; ``"none"`` without a template."""
-        return templates_digest(files, self.chat_template) if self.apply_chat_template else "none"
+        return Templates.digest(files, self.chat_template) if self.apply_chat_template else "none"
 
     def settings_digest(self) -> str:
         """The folder of the processor counts by what its files say."""
@@ -143,7 +134,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
         if not self.apply_chat_template:
             return None
 
-        return compile_templates(files, self.chat_template, self.chat_template_kwargs, self.today)
+        return Templates.compiled(files, self.chat_template, self.chat_template_kwargs, self.today)
 
 
 class PromptRowFn(PromptTokenizeFn, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -5,14 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from asyncdata.core.errors import raise_if_shortage
 from asyncdata.tokenization.column_writer import Buffer, ColumnWriter, Span, clip, encode_spans, trained_tokens
 from asyncdata.tokenization.encoders.text_encoder import Encoder, open_encoder
-from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer
+from asyncdata.tokenization.functions.tokenizer_settings import Name, OfTokenizer, PositiveInt
 from asyncdata.tokenization.media import MEDIA_LEFT_OUT, without_media
 from asyncdata.tokenization.row_fields import Account, RowReader
 from asyncdata.tokenization.rows import MediaFault, RowFault
@@ -29,11 +27,9 @@ if TYPE_CHECKING:
 
 
 Overlong = Literal["drop", "truncate_right", "truncate_left", "error"]
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NOTHING_TRAINED = "no_trained_tokens"
 TRUNCATED = "truncated"
-TURN_LEFT_OUT = "turn_left_out"
-"""The note of a turn that would be trained, but for its flag."""
+_TURN_LEFT_OUT = "turn_left_out"
 
 
 class OfAnyLength(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -182,7 +178,7 @@ class RowTokenizer(ABC):
             out.drop(row, "max_length")
             return
 
-        spans = predicted(encoded.spans)
+        spans = encoded.predicted
         if not spans:
             out.drop(row, NOTHING_TRAINED)
             return
@@ -238,15 +234,19 @@ class Drafting(NamedTuple):
         fields: Mapping[str, Any],
         of: Any = None,
         notes: tuple[str, ...] = (),
+        num_left_out: int = 0,
         **columns: Buffer,
     ) -> Drafting:
-        """With columns of the row's label and metadata, unchanged; without metadata for null."""
+        """With columns of the row's label and metadata, unchanged; without metadata for null.
+
+        :param num_left_out: turns that would be trained, but for their flags.
+        """
         if "label" in fields:
             columns["label"] = fields["label"]
         metadata = fields.get("metadata")
         if metadata is not None and bytes(metadata) != b"null":
             columns["metadata"] = metadata
-        return cls(drafts, columns, of, notes)
+        return cls(drafts, columns, of, notes + (_TURN_LEFT_OUT,) * num_left_out)
 
 
 class Encoded(NamedTuple):
@@ -267,6 +267,11 @@ class Encoded(NamedTuple):
         """The tokens in ``[start, stop)``."""
         straddling = [place - start for place in self.straddling if start <= place < stop]
         return Encoded(self.tokens[start:stop], clip(self.spans, start, stop), straddling, self.has_stop, is_cut=True)
+
+    @property
+    def predicted(self) -> list[Span]:
+        """The spans without the first token."""
+        return predicted(self.spans)
 
     def notes(self) -> list[str]:
         """The notes that statistics count for the sample."""

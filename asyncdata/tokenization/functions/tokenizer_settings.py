@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from asyncdata.tokenization.chat_template.template import ChatTemplate
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 BackendName = Literal["auto", "hf", "gigatoken", "fastokens"]
 Media = Literal["error", "leave_out"]
 
@@ -124,6 +125,18 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
         """The :class:`~asyncdata.Processor`, where there is such a field; its folder may have been given."""
         return getattr(self, "processor", None)
 
+    def adopt_processor(self) -> None:
+        """Have ``processor`` be a :class:`~asyncdata.Processor`: it may be given as a folder, or as its settings.
+
+        :raises ConfigError: if it is none, or pictures are to be left out.
+        """
+        from asyncdata.tokenization.pictures.settings import processor_of
+
+        msgspec.structs.force_setattr(self, "processor", processor_of(self._adopted))
+        if self.media == "leave_out":
+            kind = type(self).__name__
+            raise ConfigError(f'{kind} has a processor of pictures, and media="leave_out" leaves them out')
+
     @property
     def columns(self) -> tuple[Column, ...]:
         """What samples have beside their tokens: nothing without a processor."""
@@ -142,18 +155,6 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as builtins."""
         return msgspec.structs.asdict(self)
-
-
-def adopt_processor(fn: Any) -> None:
-    """Have ``fn.processor`` be a :class:`~asyncdata.Processor`: it may be given as a folder, or as its settings.
-
-    :raises ConfigError: if it is none, or pictures are to be left out.
-    """
-    from asyncdata.tokenization.pictures.settings import processor_of
-
-    msgspec.structs.force_setattr(fn, "processor", processor_of(fn.processor))
-    if fn.media == "leave_out":
-        raise ConfigError(f'{type(fn).__name__} has a processor of pictures, and media="leave_out" leaves them out')
 
 
 def _changed_settings(settings: msgspec.Struct) -> dict[str, Any]:
@@ -210,49 +211,47 @@ class Templates(NamedTuple):
         """The template for chats with these tools."""
         return self.without_tools if schemas is None else self.with_tools
 
+    @classmethod
+    def compiled(cls, files: TokenizerFiles, chosen: str | None, variables: dict[str, Any], today: str | None) -> Self:
+        """Those of a tokenizer, or the ``chosen`` one, with ``add_generation_prompt``.
 
-def check_template_settings(variables: dict[str, Any], today: str | None, reserved: Set[str]) -> None:
-    """Check ``chat_template_kwargs`` and ``today``.
+        :raises ConfigError: if there is no such template, or it is invalid.
+        """
+        from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
 
-    :param reserved: names that cannot be variables of the template.
-    :raises ConfigError: for a reserved name, or if ``today`` is not a date.
-    """
-    if today is not None:
-        parse_date(today)
-    if taken := sorted(reserved & set(variables)):
-        raise ConfigError(
-            f"chat_template_kwargs are variables of the template; these names are reserved: {', '.join(taken)}"
-        )
+        seen = {"add_generation_prompt": True, **files.special_tokens, **variables}
+        texts = choose_templates(files.chat_templates, chosen)
+        date = None if today is None else cls.date(today)
+        return cls(*(ChatTemplate(text, seen, date) for text in texts))
 
+    @staticmethod
+    def digest(files: TokenizerFiles, chosen: str | None) -> str:
+        """Digest of what :meth:`compiled` would compile."""
+        from asyncdata.tokenization.chat_template.template import choose_templates
 
-def compile_templates(
-    files: TokenizerFiles, chosen: str | None, variables: dict[str, Any], today: str | None
-) -> Templates:
-    """Compile the templates of a tokenizer, or the ``chosen`` one, with ``add_generation_prompt``.
+        return digest(*choose_templates(files.chat_templates, chosen), canonical(files.special_tokens))
 
-    :raises ConfigError: if there is no such template, or it is invalid.
-    """
-    from asyncdata.tokenization.chat_template.template import ChatTemplate, choose_templates
+    @classmethod
+    def check(cls, variables: dict[str, Any], today: str | None, reserved: Set[str]) -> None:
+        """Check ``chat_template_kwargs`` and ``today``.
 
-    seen = {"add_generation_prompt": True, **files.special_tokens, **variables}
-    texts = choose_templates(files.chat_templates, chosen)
-    date = None if today is None else parse_date(today)
-    return Templates(*(ChatTemplate(text, seen, date) for text in texts))
+        :param reserved: names that cannot be variables of the template.
+        :raises ConfigError: for a reserved name, or if ``today`` is not a date.
+        """
+        if today is not None:
+            cls.date(today)
+        if taken := sorted(reserved & set(variables)):
+            raise ConfigError(
+                f"chat_template_kwargs are variables of the template; these names are reserved: {', '.join(taken)}"
+            )
 
+    @staticmethod
+    def date(text: str) -> datetime:
+        """A date such as ``2026-01-31``.
 
-def templates_digest(files: TokenizerFiles, chosen: str | None) -> str:
-    """Digest of what :func:`compile_templates` would compile."""
-    from asyncdata.tokenization.chat_template.template import choose_templates
-
-    return digest(*choose_templates(files.chat_templates, chosen), canonical(files.special_tokens))
-
-
-def parse_date(text: str) -> datetime:
-    """Parse a date such as ``2026-01-31``.
-
-    :raises ConfigError: if it is not a date.
-    """
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(f"today is a date such as 2026-01-31, got {text!r}") from error
+        :raises ConfigError: if it is not a date.
+        """
+        try:
+            return datetime.fromisoformat(text)
+        except ValueError as error:
+            raise ConfigError(f"today is a date such as 2026-01-31, got {text!r}") from error

@@ -1,43 +1,122 @@
-"""A processor of transformers, opened: texts and columns from the headers of media, and pixels from media."""
+"""A processor of transformers, opened: texts and columns from headers, pixels and features from media."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncdata.core.columns import FRAMES
+from asyncdata.core.columns import FRAMES, Column
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.settings import missing_package
 from asyncdata.tokenization.pictures.files import Medium, size_of, turned
-from asyncdata.tokenization.pictures.kinds import Array, Kind, Planned, refused
 from asyncdata.tokenization.pictures.settings import (
+    FEATURES,
     GRID,
     MROPE,
+    NUM_FRAMES,
     SECONDS,
     VIDEO_GRID,
     VIDEO_PIXELS,
     Processor,
     ProcessorConfig,
 )
+from asyncdata.tokenization.pictures.sounds import Wanted, length_of, load_packages, samples_of
 from asyncdata.tokenization.pictures.torch_frames import frames_without_data, tensor_of
-from asyncdata.tokenization.pictures.transformers_sounds import Sounds
 from asyncdata.tokenization.pictures.videos import Header, frames_of, header_of
 from asyncdata.tokenization.rows import RowFault
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from asyncdata.core.columns import Column
-
 _SAMPLE = 'video={"do_sample_frames": True, "fps": ...}'
 _OTHER_RATE = 'Processor(video={"fps": ...}) sets another rate'
+_KEPT = 4096
+
+SOUND_CUT = "sound_cut"
+"""The note of a sound of which the processor uses only the beginning."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Planned(NamedTuple):
+    """What is known of a medium from its header.
+
+    :ivar text: what stands for it in the tokenized text.
+    :ivar counts: how many values of each column of the phase ``load`` it has.
+    :ivar grid: for Qwen: patches in time, height and width.
+    :ivar of: what else its kind needs to load it.
+    :ivar notes: of its row.
+    """
+
+    medium: Medium
+    text: str
+    counts: dict[str, int]
+    grid: tuple[int, int, int] | None = None
+    notes: tuple[str, ...] = ()
+    of: Any = None
+
+
+class Kind(ABC):
+    """What a processor does with media of one kind.
+
+    :ivar mark: what a template writes for one.
+    :ivar token: the text of the token that stands for a part of one; ``number``: what that token has in the column of
+        types.
+    """
+
+    mark: str
+    token: str
+    number: int
+
+    @abstractmethod
+    def plan(self, medium: Medium) -> Planned:
+        """What follows from the header of a medium.
+
+        :raises RowFault: if it cannot be read, or is beyond a limit.
+        """
+
+    def axes(self, planned: Planned) -> list[tuple[tuple[int, ...], float]]:
+        """For Qwen: the grids of a medium's runs of tokens, and how many positions of time a patch of each takes.
+
+        The tokens of what has no grid are counted as those of text.
+        """
+        return [] if planned.grid is None else [(planned.grid, 1.0)]
+
+    def shown(self, planned: Planned) -> tuple[Any, str]:
+        """A picture of a medium, as Pillow has it, and its size in words; None: it has none.
+
+        :raises RowFault: as :meth:`load`.
+        """
+        return None, ""
+
+    @abstractmethod
+    def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
+        """The columns of the plan for the media of a row that are of this kind, or for none, by name."""
+
+    @abstractmethod
+    def load(self, planned: Planned) -> dict[str, Array]:
+        """The columns of the phase ``load`` for one medium, by name.
+
+        :raises RowFault: if it cannot be decoded, or is another than by its header.
+        """
+
+
+@contextmanager
+def refused(medium: Medium, what: str) -> Iterator[None]:
+    """What a processor raises for a medium, such as a sound that is too short for it, is the row's."""
+    try:
+        yield
+    except (ValueError, TypeError, IndexError, ZeroDivisionError, RuntimeError) as error:
+        place = f"{medium.name} ({medium.path or 'bytes of the row'})"
+        raise RowFault("AD457", f"{place}: its processor refuses {what}: {error!s:.300}") from None
 
 
 class Pictures(Kind):
@@ -200,6 +279,69 @@ class Videos(Kind):
         (first,) = frames_of(planned.medium, header, indices[:1], self._settings)
         words = f"{len(indices)} of {header.num_frames} frames, {header.width} x {header.height} pixels"
         return Image.fromarray(first), words
+
+
+class Sounds(Kind):
+    """Sounds, each alone. A plan calls the processor with silence, without its spectra.
+
+    :raises ConfigError: if a package is missing.
+    """
+
+    number = 3
+
+    def __init__(self, settings: Processor, config: ProcessorConfig, processor: Any) -> None:
+        load_packages()
+        self._settings, self._names, self._processor = settings, (FEATURES, config.mask_name), processor
+        self.mark = self.token = processor.audio_token
+        extractor = processor.feature_extractor
+        most = getattr(extractor, "n_samples", None) or inspect.signature(extractor).parameters["max_length"].default
+        self._wanted = Wanted(extractor.sampling_rate, most)
+        self._shapes = {column.name: column.shape for column in config.columns(settings.dtype)}
+        self._silent, self._of_length = _silent(processor), lru_cache(_KEPT)(self._planned)
+
+    def plan(self, medium: Medium) -> Planned:
+        length, num_bytes = length_of(medium, self._wanted, self._settings)
+        with refused(medium, "it"):
+            text, number = self._of_length(min(length, self._wanted.most))
+        counts = {**dict.fromkeys(self._names, number), FRAMES: num_bytes}
+        return Planned(medium, text, counts, notes=(SOUND_CUT,) if length > self._wanted.most else ())
+
+    def _planned(self, length: int) -> tuple[str, int]:
+        """The text, and the number of values of both columns, of so many samples."""
+        found = self._called(self._silent, np.zeros(length, np.float32), return_text_replacement_offsets=True)
+        (replaced,) = found["text_replacement_offsets"][0]
+        return replaced["replacement"], len(found[FEATURES][0]) if NUM_FRAMES in self._shapes else 1
+
+    def light(self, planned: Sequence[Planned]) -> dict[str, Array]:
+        frames = np.array([each.counts[FEATURES] for each in planned], np.int64)
+        return {NUM_FRAMES: frames} if NUM_FRAMES in self._shapes else {}
+
+    def load(self, planned: Planned) -> dict[str, Array]:
+        samples = samples_of(planned.medium, self._wanted, self._settings)
+        with refused(planned.medium, "it"):
+            found = self._called(self._processor, samples, return_tensors="np")
+        return {name: found[name].reshape(-1, *self._shapes[name]) for name in self._names}
+
+    def _called(self, processor: Any, samples: Array, **more: Any) -> Any:
+        text = [processor.audio_token]
+        return processor(text=text, audio=[samples], sampling_rate=self._wanted.rate, **more)
+
+
+def _silent(processor: Any) -> Any:
+    """The processor without its spectra: shapes and masks are its own, and features are nothing."""
+    silent = copy.copy(processor)
+    silent.feature_extractor = extractor = copy.copy(processor.feature_extractor)
+    if hasattr(extractor, "nb_max_frames"):  # Whisper's
+
+        def nothing(waves: Array, device: str = "cpu") -> Array:
+            shape = len(waves), extractor.feature_size, waves.shape[1] // extractor.hop_length
+            return np.broadcast_to(np.float32(0), shape)
+
+        for package in ("torch", "np"):
+            setattr(extractor, f"_{package}_extract_fbank_features", nothing)
+    else:  # Gemma's: of spectra of two numbers
+        extractor.fft_length, extractor.mel_filters = 2, np.zeros((2, extractor.feature_size), np.float32)
+    return silent
 
 
 class OpenProcessor:

@@ -32,7 +32,6 @@ from tests.support.parts import (
     check_ours,
     line_number,
     line_number_within,
-    proof_path,
     remove_left_over,
     replace_file,
     subject_of,
@@ -218,7 +217,7 @@ def subject(monkeypatch: pytest.MonkeyPatch, small_tokenizer: Path) -> Subject:
 @pytest.mark.parametrize("change", REASONS)
 def test_a_proof_that_another_user_may_have_written_is_none(subject, monkeypatch, change):
     keep(Proof(subject=subject, proven=[(5, 7)]))
-    path = Path(proof_path(subject))
+    path = Path(subject.path)
     assert find(subject) is not None
 
     change(path, monkeypatch)

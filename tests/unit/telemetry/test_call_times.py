@@ -54,8 +54,8 @@ def test_the_time_between_calls_is_the_trainers_without_the_waits():
     times = watched.times
     assert (times.num_calls, times.num_waits, times.wait_s) == (4, 2, {"read": 3.25})
     assert times.step_s == pytest.approx(1.0 + 1.5 + 0.25)
-    assert times.step_ms == {215: 1, 861: 1, 1448: 1}
-    assert times.wait_ms == {215: 1}  # the first is start-up
+    assert times.totals()["step_ms"] == {215: 1, 861: 1, 1448: 1}
+    assert times.totals()["wait_ms"] == {215: 1}  # the first is start-up
 
 
 def test_calls_of_several_threads_never_make_a_negative_time():

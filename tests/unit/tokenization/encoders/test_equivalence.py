@@ -77,7 +77,7 @@ def test_a_proof_that_was_kept_is_found_and_only_its_owner_may_read_it(subject):
     records.keep(proof)
 
     assert records.find(subject) == proof
-    assert stat.S_IMODE(os.stat(records.proof_path(subject)).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(subject.path).st_mode) == 0o600
 
 
 OTHERS = {"tokenizer": "f" * 32, "backend_version": "9", "tokenizers_version": "9", "sweep_version": -1}
@@ -91,7 +91,7 @@ def test_a_proof_of_another_subject_is_not_used(subject, name):
 
     assert records.find(other) is None
 
-    os.replace(records.proof_path(subject), records.proof_path(other))  # also under its name
+    os.replace(subject.path, other.path)  # also under its name
     assert records.find(other) is None
 
 
@@ -103,7 +103,7 @@ def test_a_proof_is_made_once_and_one_that_is_damaged_anywhere_is_made_again(fil
     assert make(files, subject) == proof == choose(files, "gigatoken") == choose(files, "auto")
     assert right.num_texts == num_texts
 
-    path = Path(records.proof_path(subject))
+    path = Path(subject.path)
     data = path.read_bytes()
     for position in range(0, len(data), 7):
         for damaged in (data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :], data[:position]):
@@ -129,7 +129,7 @@ def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_
     records.keep(Proof(subject=first, refusal="it is wrong"))
     assert state() == (records.find(second), [second])
     assert state(needs_offsets=True) == (None, [])
-    os.unlink(records.proof_path(second))
+    os.unlink(second.path)
     assert state() == (None, [second])
     records.keep(Proof(subject=second))
     records.keep(Proof(subject=first))
