@@ -21,14 +21,6 @@ _INTERN = {"start_image": "<img>", "context_image": "<IMG_CONTEXT>", "end_image"
 _GEMMA = {"boi": "<start_of_image>", "image": "<image_soft_token>", "eoi": "<end_of_image>"}
 
 
-ANSWER = {"role": "assistant", "content": "yes"}
-
-
-def asks(*parts: Any) -> dict[str, Any]:
-    """A row whose user says these parts."""
-    return {"messages": [{"role": "user", "content": list(parts)}, ANSWER]}
-
-
 def tokenizer_of(marks: dict[str, str]) -> Any:
     """A token for each byte, and one for each mark."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
