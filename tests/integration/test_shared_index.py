@@ -290,17 +290,20 @@ def test_a_rank_that_closes_before_it_hears_of_the_last_round_calls_no_rank_that
     meeting.end()
 
 
+def first_batch(path: Any, exchange: Any, **settings: Any) -> Any:
+    """Of one of two ranks, which have this exchange."""
+    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=exchange, **settings)
+    with make(path, numbered, ranks=ranks, **{**PLANS["soft"], "timeout_s": 60}) as loader:
+        return next(iter(loader))
+
+
 @pytest.mark.parametrize("raised", [ConnectionResetError("peer"), SystemExit("peer")], ids=["error", "exit"])
 def test_an_exchange_that_fails_is_an_error(path, raised):
     def broken(_: bytes) -> list[bytes]:
         raise raised
 
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=broken)
-    with (
-        make(path, ranks=ranks, tokenize_fn=numbered, **{**PLANS["soft"], "timeout_s": 60}) as loader,
-        pytest.raises(WorkerError, match=r"AD486 .*peer.* Restart all of them"),
-    ):
-        next(iter(loader))
+    with pytest.raises(WorkerError, match=r"AD486 .*peer.* Restart all of them"):
+        first_batch(path, broken)
 
 
 def test_a_rank_that_never_comes_is_an_error_in_time_and_close_does_not_wait(path):
@@ -310,12 +313,8 @@ def test_a_rank_that_never_comes_is_an_error_in_time_and_close_does_not_wait(pat
         never.wait()
         raise ConnectionResetError
 
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=hangs, exchange_timeout_s=0.05)
-    with (
-        make(path, ranks=ranks, tokenize_fn=numbered, **PLANS["soft"]) as loader,
-        pytest.raises(WorkerError, match=r"AD486 .*did not take"),
-    ):
-        next(iter(loader))
+    with pytest.raises(WorkerError, match=r"AD486 .*did not take"):
+        first_batch(path, hangs, exchange_timeout_s=0.05)
     never.set()
 
 
@@ -325,12 +324,8 @@ def test_a_rank_that_never_comes_is_an_error_in_time_and_close_does_not_wait(pat
     ids=["too few", "empty", "none", "other", "arrays"],
 )
 def test_an_exchange_that_returns_something_else_is_an_error(path, answer):
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=lambda _: answer)
-    with (
-        make(path, ranks=ranks, tokenize_fn=numbered, **{**PLANS["soft"], "timeout_s": 60}) as loader,
-        pytest.raises(ConfigError, match="AD487"),
-    ):
-        next(iter(loader))
+    with pytest.raises(ConfigError, match="AD487"):
+        first_batch(path, lambda _: answer)
 
 
 def test_a_fault_where_answers_are_taken_in_ends_the_run(path, monkeypatch):
