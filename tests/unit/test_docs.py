@@ -357,7 +357,7 @@ def test_each_figure_of_the_readme_has_a_row_of_the_measurements_and_a_command_t
 def test_the_figures_of_the_first_screen_are_those_of_the_pages_with_their_dates():
     first = (ROOT / "README.md").read_text("utf-8").partition("\n## ")[0]
     pages = "".join((DOCS / f"explanation/{name}.md").read_text("utf-8") for name in ("measurements", "reliability"))
-    bullets = re.findall(r"^- (\*\*.*) \((20\d\d-\d\d-\d\d)\)\.$", first, re.MULTILINE)
+    bullets = re.findall(r"^- (.*\*\*.*) \((20\d\d-\d\d-\d\d)\)\.$", first, re.MULTILINE)
     told = {(figure, date) for text, date in bullets for figure in re.findall(r"\*\*(.+?)\*\*", text)}
     measured = set(re.findall(r"^\| ([^|]+) \| S\w+, .*\| (20\d\d-\d\d-\d\d) \|$", pages, re.MULTILINE))
     kills = sum(map(int, re.findall(r"^\| R[12] \|.*\| (\d+) kills; 0, 0, 0 \|", pages, re.MULTILINE)))
