@@ -8,19 +8,17 @@ import errno
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.errors import SnapshotError
-from asyncdata.integrations.slime import checkpoint as slime_checkpoint
-from asyncdata.integrations.slime import checkpoint as slime_groups
-from asyncdata.integrations.slime import torch_data
+from asyncdata.integrations.slime import checkpoint, torch_data
 from asyncdata.integrations.slime.rollout_ledger import Entry
 from tests.faults import test_snapshot_crash_points as crashes
 from tests.support.figures import record
@@ -34,12 +32,12 @@ def moment(number):
     groups = [
         [{"response": name * 40, "tokens": [1, 2]}] for name in ("always", f"{number // 2} pair", f"{number} own")
     ]
-    entries = tuple(Entry([object()], slime_groups.GroupRecord(group)) for group in groups)
+    entries = tuple(Entry([object()], checkpoint.GroupRecord(group)) for group in groups)
     return Moment(Numbering(sample_group_index=number), entries, None, {})
 
 
 def write(folder, number):
-    slime_checkpoint.write(folder, 0, moment(number), kind="none", samples_per_group=1, drops={})
+    checkpoint.write(folder, 0, moment(number), kind="none", samples_per_group=1, drops={})
 
 
 def path_of(folder, end=""):
@@ -53,21 +51,10 @@ def number_of(folder, end=""):
 
     snapshot, fields = snapshots.load_fields(path_of(folder, end))
     number = fields["slime"]["numbering"]["sample_group_index"]
-    store = slime_groups.GroupStore(folder)
+    store = checkpoint.GroupStore(folder)
     found = [store.open(group).samples for group in snapshot.buffer]
     assert found == [entry.record.samples for entry in moment(number).entries]
     return number
-
-
-def fresh(folder, num_older):
-    template = folder.parent / f"{folder.name}.{num_older}"
-    if not template.exists():
-        template.mkdir()
-        for number in range(num_older):
-            write(str(template), number)
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(template, folder)
-    return str(folder)
 
 
 def files(folder):
@@ -95,25 +82,13 @@ def verify(folder, new):
     assert files(folder) - left_over == named_files(folder)
 
 
+def fresh(folder, num_older):
+    return crashes.fresh(folder, num_older, write)
+
+
 def calls_of(folder, num_older):
-    path, names = fresh(folder, num_older), []
-    undo = crashes.intercept(lambda _number, name, now: names.append(name) if now == "before" else None, links=True)
-    write(path, num_older)
-    undo()
-    return names
-
-
-def killed_at(folder, number, place, moment):
-    def act(count, _name, now):
-        if (count, now) == (place, moment):
-            os._exit(1)
-
-    child = os.fork()
-    if child == 0:
-        crashes.intercept(act, links=True)
-        write(folder, number)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    path = fresh(folder, num_older)
+    return crashes.calls_of(partial(write, path, num_older), links=True)
 
 
 def die_everywhere(folder):
@@ -123,7 +98,7 @@ def die_everywhere(folder):
         for place, name in enumerate(calls_of(folder, num_older), 1):
             for when in crashes.MOMENTS if name == "write" else ("before", "after"):
                 path = fresh(folder, num_older)
-                num_deaths += killed_at(path, num_older, place, when)
+                num_deaths += crashes.killed_at(partial(write, path, num_older), place, when, links=True)
                 verify(path, num_older)
     return num_deaths
 
@@ -169,6 +144,6 @@ def test_the_old_checkpoint_or_the_new_one_is_there_with_all_its_groups(tmp_path
 
 if __name__ == "__main__":
     torch_data.is_available = lambda: False
-    slime_groups.FILE_BYTES = 0  # each group has a file, however small
+    checkpoint.FILE_BYTES = 0  # each group has a file, however small
     crashes.PIECE_BYTES = 300
     sys.stdout.write(json.dumps(WHAT[sys.argv[2]](Path(sys.argv[1]))))

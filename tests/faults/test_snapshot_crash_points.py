@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,50 +71,56 @@ def intercept(act, *, links: bool):
     return lambda: [setattr(os, name, function) for name, function in real.items()] and None
 
 
-def killed_at(path: str, new: Snapshot, place: int, moment: str, *, links: bool) -> bool:
+def killed_at(write: Callable[[], object], place: int, moment: str, *, links: bool) -> bool:
     """Save in a process that ends without a word at that call; False if there is no such call."""
     child = os.fork()
     if child == 0:
         intercept(lambda number, _, now: (number, now) == (place, moment) and os._exit(1), links=links)
-        save(path, new)
+        write()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def calls_of(folder: Path, num_older: int, *, links: bool) -> list[str]:
+def calls_of(write: Callable[[], object], *, links: bool) -> list[str]:
     """The calls a save makes that nothing happens to."""
-    path, names = fresh(folder, num_older), []
+    names: list[str] = []
     undo = intercept(lambda _, name, now: now == "before" and names.append(name), links=links)
-    save(path, snapshot(num_older))
+    write()
     undo()
     return names
+
+
+def fresh(folder: Path, num_older: int, write: Callable[[str, int], object]) -> str:
+    """A folder with that many checkpoints, of those that are kept; made once and copied."""
+    template = folder.parent / f"{folder.name}.{num_older}"
+    if not template.exists():
+        template.mkdir()
+        for number in range(num_older):
+            write(str(template), number)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(template, folder)
+    return str(folder)
+
+
+def save_in(folder: str, number: int) -> None:
+    save(f"{folder}/s", snapshot(number))
 
 
 def die_everywhere(folder: Path) -> dict[str, int]:
     """Every call x moment x number of older snapshots x hard links or none, each from a fresh start."""
     num_deaths = num_gaps = 0
     for links, num_older in itertools.product((True, False), range(4)):
-        for place, name in enumerate(calls_of(folder, num_older, links=links), 1):
+        path = f"{fresh(folder, num_older, save_in)}/s"
+        write = partial(save, path, snapshot(num_older))
+        for place, name in enumerate(calls_of(write, links=links), 1):
             for moment in MOMENTS if name == "write" else ("before", "after"):
-                path = fresh(folder, num_older)
-                num_deaths += killed_at(path, snapshot(num_older), place, moment, links=links)
+                fresh(folder, num_older, save_in)
+                num_deaths += killed_at(write, place, moment, links=links)
                 num_gaps += verify(path, num_older, links=links)
                 last = number_of(path)
                 save(path, snapshot(9))  # over whatever the death has left
                 assert (number_of(path), number_of(f"{path}.1")) in ((9, last), (9, num_older - 1))
     return {"deaths": num_deaths, "gaps": num_gaps}
-
-
-def fresh(folder: Path, num_older: int) -> str:
-    """A folder with that many snapshots, of those that are kept; made once and copied."""
-    template = folder.parent / f"{folder.name}.{num_older}"
-    if not template.exists():
-        template.mkdir()
-        for number in range(num_older):
-            save(template / "s", snapshot(number))
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(template, folder)
-    return str(folder / "s")
 
 
 def verify(path: str, new: int, *, links: bool) -> int:
@@ -154,9 +162,10 @@ def test_refused_or_interrupted_at_any_call_the_old_or_the_new_one_is_there_and_
     error, raised = fault
     moments = ("before", "after") if raised is KeyboardInterrupt else ("before",)
     folder = tmp_path / "work"
-    total = len(calls_of(folder, 2, links=links))
+    path = f"{fresh(folder, 2, save_in)}/s"
+    total = len(calls_of(partial(save, path, snapshot(2)), links=links))
     for fatal in itertools.product(range(1, total + 1), moments):
-        path = fresh(folder, 2)
+        fresh(folder, 2, save_in)
 
         def act(number: int, name: str, now: str, fatal: tuple[int, str] = fatal) -> None:
             # What cannot be tidied up stays; the snapshot is whole all the same.

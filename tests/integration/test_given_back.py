@@ -26,8 +26,12 @@ def numbers(groups):
 # Giving back
 
 
+def newest_first(buffer, num_groups):
+    return buffer[::-1][:num_groups]
+
+
 def test_a_filter_may_be_named_by_its_import_path(path):
-    with make(path, buffer_filter="tests.support.filters:newest_first") as loader:
+    with make(path, buffer_filter=f"{__name__}:newest_first") as loader:
         groups = loader.get_samples(4)
         loader.add_samples(groups[:3])
         assert numbers(loader.get_samples(2)) == [2, 1]

@@ -61,13 +61,14 @@ async def test_a_wait_does_not_hold_up_the_loop(gated):
 
 @pytest.mark.thorough
 async def test_tasks_on_several_loops_and_threads_share_one_loader_and_are_served_as_they_asked(path):
-    """One face in its loop, the other's waits in threads: the same order for all."""
+    """One face in its loop, the other's waits in threads: the same order for all, also where others give up."""
     expected = order_of(path, 10)
     taken: list[list[int]] = []
 
     async def take(loader: AsyncDataLoader, size: int) -> None:
-        for _ in range(30):
-            taken.append(ids(await loader.get_next_batch(size)))  # noqa: PERF401 - several tasks append
+        for number in range(40):
+            with anyio.move_on_after(0 if number % 4 == 0 else None):
+                taken.append(ids(await loader.get_next_batch(size)))
 
     async with make(path, num_workers=2, buffer_size=16) as loader:
         in_order = await asyncio.gather(*(loader.get_next_batch(7) for _ in range(50)))
@@ -77,7 +78,8 @@ async def test_tasks_on_several_loops_and_threads_share_one_loader_and_are_serve
                 group.start_soon(on, caller, partial(take, loader, 5))
 
     assert [number for batch in in_order for number in ids(batch)] == expected[:350]
-    rest = expected[350 : 350 + 30 * 3 + 3 * 30 * 5]
+    assert len(taken) >= 4 * 30
+    rest = expected[350 : 350 + sum(map(len, taken))]
     assert sorted(number for batch in taken for number in batch) == sorted(rest)
     slices = {tuple(rest[i : i + size]) for size in (3, 5) for i in range(len(rest))}
     assert {tuple(batch) for batch in taken} <= slices

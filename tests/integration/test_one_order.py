@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import AsyncDataLoader, DataLoader, Shuffle
+from asyncdata import DataLoader, Shuffle
 from tests.support.figures import record
 from tests.support.loading import SHUFFLE, ids, order_of, write_rows
 from tests.support.tokenize_fns import row_id
@@ -68,16 +68,6 @@ def test_all_ways_to_run_it_give_that_order(path):
     digests = [digest(run(path, **knobs)) for knobs in ALL]
     record("R3", "a file", settings=len(ALL), other_digests=len(set(digests) - {ORDER}))
     assert set(digests) == {ORDER}
-
-
-@pytest.mark.thorough
-@pytest.mark.asyncio
-@pytest.mark.parametrize("knobs", SOME[::2], ids=str)
-async def test_the_async_face_gives_that_order(path, knobs):
-    async with AsyncDataLoader(path, **SETTINGS | knobs) as loader:
-        found = [number for _ in range(NUM_EPOCHS) async for batch in loader for number in ids(batch)]
-
-    assert digest(found) == ORDER
 
 
 @pytest.mark.thorough

@@ -20,8 +20,9 @@ from asyncdata import BadRows, ChatTokenizeFn, DataLoader, IterableSource, Parqu
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.telemetry.reader import read
 from tests.support.html_page import read_page
+from tests.support.media_chats import ANSWER, asks, assert_only_some_are_bad, damaged, loaded, loader_of, written
 from tests.support.parts import main
-from tests.support.pictures import ANSWER, asks, draw, processor_of, save_processor
+from tests.support.pictures import draw, processor_of, save_processor
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")
@@ -45,15 +46,6 @@ def image(value, key="image"):
     return {"type": "image", key: value}
 
 
-def loaded(tmp_path, folder, *rows, workers=0, knobs=None, **settings):
-    """The samples of these rows."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    fn = ChatTokenizeFn(folder, processor=Processor(**settings), **(knobs or {}))
-    with DataLoader(path, tokenize_fn=fn, num_workers=workers, shuffle=False, epochs=1) as loader:
-        return loader.get_next_batch(len(rows))
-
-
 def drawn_rows(tmp_path, number):
     """Chats with pictures of random sizes, turned in all ways, at random places."""
     rng = random.Random(3)
@@ -68,8 +60,9 @@ def drawn_rows(tmp_path, number):
         yield asks(*parts)
 
 
-def check_rows(tmp_path, folders, family, number):
-    rows = list(drawn_rows(tmp_path, number))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_plan_has_the_tokens_and_grids_of_the_processor(tmp_path, folders, family):
+    rows = list(drawn_rows(tmp_path, 30))
     processor = processor_of(family)
     for row, sample in zip(rows, loaded(tmp_path, folders[family], *rows), strict=True):
         paths = [part["image"] for part in row["messages"][0]["content"] if part["type"] == "image"]
@@ -80,11 +73,6 @@ def check_rows(tmp_path, folders, family, number):
         for name, wanted in found.items():
             values = wanted[0] if name in ("mm_token_type_ids", "token_type_ids") else wanted
             assert np.array_equal(sample.columns[name], values)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_plan_has_the_tokens_and_grids_of_the_processor(tmp_path, folders, family):
-    check_rows(tmp_path, folders, family, 30)
 
 
 def test_a_picture_may_be_named_in_all_ways_that_people_have(tmp_path, folders, picture):
@@ -142,11 +130,8 @@ def test_a_place_that_is_said_is_text_where_it_means_no_picture_and_is_counted(t
         ({"messages": [{"role": "user", "content": "<image>?"}, says], "images": []}, 0, 1),
         (asks(image(picture), "<image>?"), 1, 1),
     ]
-    path = tmp_path / "rows.jsonl"
     for row, num_pictures, num_noted in rows:
-        path.write_text(json.dumps(row) + "\n", encoding="utf-8")
-        fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
-        with DataLoader(path, tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1) as loader:
+        with loader_of(tmp_path, folders["qwen3_vl"], row) as loader:
             (sample,) = loader.get_next_batch(1)
             assert loader.statistics().noted_total == ({"picture_place_is_text": 1} if num_noted else {})
         assert len(sample.columns["image_grid_thw"]) == num_pictures
@@ -162,11 +147,9 @@ def test_pictures_of_texts_without_places_come_before_the_first_text_of_the_user
     system, again = {"role": "system", "content": "be brief"}, {"role": "user", "content": "sure?"}
     row = {"messages": [system, {"role": "user", "content": "what?"}, ANSWER, again, ANSWER], "images": paths}
     parts = [*map(image, paths), {"type": "text", "text": "what?"}]
-    written = {"messages": [system, {"role": "user", "content": parts}, *row["messages"][2:]]}
-    (wanted,) = loaded(tmp_path, folders["qwen3_vl"], written)
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
-    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, num_workers=0, epochs=1) as loader:
+    in_parts = {"messages": [system, {"role": "user", "content": parts}, *row["messages"][2:]]}
+    (wanted,) = loaded(tmp_path, folders["qwen3_vl"], in_parts)
+    with loader_of(tmp_path, folders["qwen3_vl"], row) as loader:
         (sample,) = loader.get_next_batch(1)
         assert loader.statistics().noted_total == {"picture_placed_first": 1}
     assert sample.tokens.tolist() == wanted.tokens.tolist()
@@ -316,7 +299,7 @@ def test_a_picture_may_be_a_member_of_a_zip_or_tar_file(archives, folders, pictu
     named = [f"{archives}/a.zip/in/a.png", f"{archives}/a.tar/in/a.png", f"{archives}/a.tar/in/b.png"]
     named += [f"zip://in/a.png::{archives}/a.zip", f"tar://./in/a.png::file://{archives}/a.tar"]
     rows = [asks(image(name)) for name in [picture, f"{archives}/folder.zip/a.png", *named]]
-    samples = loaded(archives, folders["qwen3_vl"], *rows, workers=1)
+    samples = loaded(archives, folders["qwen3_vl"], *rows, knobs={"num_workers": 1})
     (member,) = loaded(archives, folders["qwen3_vl"], asks(image("in/a.png")), media_root=f"{archives}/a.zip")
     for sample in [*samples, member]:
         assert np.array_equal(sample.columns["pixel_values"], samples[0].columns["pixel_values"])
@@ -371,7 +354,7 @@ def test_tokens_of_pictures_are_never_trained(tmp_path, folders, picture, train_
             {"role": "assistant", "content": [image(picture), {"type": "text", "text": "so"}]},
         ]
     }
-    (sample,) = loaded(tmp_path, folders["qwen3_vl"], row, knobs={"train_on": train_on})
+    (sample,) = loaded(tmp_path, folders["qwen3_vl"], row, fn={"train_on": train_on})
     is_picture = sample.columns["mm_token_type_ids"] == 1
     assert is_picture.any()
     assert (sample.labels[is_picture] == -100).all()
@@ -379,14 +362,10 @@ def test_tokens_of_pictures_are_never_trained(tmp_path, folders, picture, train_
 
 
 def test_a_sample_with_pictures_is_dropped_and_not_cut(tmp_path, folders, picture):
-    knobs = {"max_length": 12, "overlong": "truncate_right"}
+    fn = {"max_length": 12, "overlong": "truncate_right", "train_on": "all"}
     rows = [asks(image(picture)), asks({"type": "text", "text": "a longer text than twelve"})]
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        "".join(json.dumps(row | {"messages": row["messages"][::-1]}) + "\n" for row in rows), encoding="utf-8"
-    )
-    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=folders["qwen3_vl"], train_on="all", **knobs)
-    with DataLoader(path, tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1) as loader:
+    rows = [{"messages": row["messages"][::-1]} for row in rows]
+    with loader_of(tmp_path, folders["qwen3_vl"], *rows, fn=fn) as loader:
         (sample,) = loader.get_next_batch(1)
         assert loader.statistics().dropped_total == {"max_length": 1}
     assert len(sample.tokens) == len(sample.columns["mrope"]) == 12
@@ -443,12 +422,11 @@ def test_prompts_have_pictures_for_the_trainer_and_for_the_engine(tmp_path, fold
     rows = [{"input": "<image> what?", "images": [picture], "label": 1}]
     rows.append({"input": [{"role": "user", "content": [image({"bytes": text})]}], "label": 2})
     rows.append({"input": "none", "label": 3})
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     fn = PromptTokenizeFn(
         folders["qwen3_vl"], processor=Processor(max_pictures=2), apply_chat_template=True, label_key="label"
     )
     knobs = {"num_workers": workers, "shuffle": False, "epochs": 1, "n_samples_per_prompt": 2}
-    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, **knobs) as loader:
+    with DataLoader(written(tmp_path, rows), tokenize_fn=fn, **knobs) as loader:
         groups = loader.get_samples(3)
     processor = processor_of("qwen3_vl")
     for row, group in zip(rows, groups, strict=True):
@@ -468,52 +446,11 @@ def test_prompts_with_pictures_need_a_template(folders):
         PromptTokenizeFn(folders["qwen3_vl"], processor=7, apply_chat_template=True)
 
 
-def damaged(rng, picture):
-    """A picture, cut, with other bytes, with a huge header, or of another type."""
-    data = bytearray(picture)
-    kind = rng.randrange(4)
-    if kind == 0:
-        del data[rng.randrange(len(data)) :]
-    elif kind == 1:
-        for _ in range(rng.randint(1, 30)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-    elif kind == 2 and data[:4] == b"\x89PNG":  # a size that may be a bomb, with the checksum that belongs to it
-        data[16:24] = struct.pack(">II", rng.choice([1, 30_000, 1 << 30]), rng.randint(1, 60_000))
-        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
-    elif kind == 2:
-        data[16:24] = rng.randbytes(8)
-    else:
-        data[: rng.randint(4, 64)] = rng.randbytes(64)
-    return bytes(data)
-
-
-def check_damaged(tmp_path, folder, number):
-    rng, pictures = random.Random(4), []
-    for each, name in enumerate(("a.png", "a.jpg", "a.webp")):
-        pictures.append(Path(draw(tmp_path / name, 40, 56, each)).read_bytes())
-    rows = []
-    for each in range(number):
-        text = base64.b64encode(damaged(rng, pictures[each % 3])).decode()
-        rows.append(json.dumps(asks({"type": "text", "text": str(each)}, image(text, "base64"))) + "\n")
-    (tmp_path / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
-    fn, bad_rows = ChatTokenizeFn(folder, processor=folder), BadRows(policy="skip", max=None)
-    knobs = {"num_workers": 2, "epochs": 1, "batch_size": 8, "bad_rows": bad_rows}
-    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, **knobs) as loader:
-        num_samples = sum(len(batch) for batch in loader)
-        now = loader.statistics()
-    assert set(now.dropped_total) == {"bad row AD457"}
-    assert num_samples + now.bad_rows_total == number
-    assert now.worker_restarts_total == 0
-    assert 0 < num_samples < number
-
-
 def test_the_report_says_what_was_loaded_of_pictures_and_what_failed(tmp_path, folders, picture):
     (tmp_path / "cut.png").write_bytes(Path(picture).read_bytes()[:-60])
     rows = [asks(image(path)) for path in [picture] * 3 + [str(tmp_path / "cut.png")]]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    knobs = {"epochs": 1, "batch_size": 3, "bad_rows": BadRows(policy="skip"), "telemetry": tmp_path / "run"}
-    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
-    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, num_workers=1, **knobs) as loader:
+    knobs = {"num_workers": 1, "batch_size": 3, "bad_rows": "skip", "telemetry": tmp_path / "run"}
+    with loader_of(tmp_path, folders["qwen3_vl"], *rows, knobs=knobs) as loader:
         assert [len(batch) for batch in loader] == [3]
         num_bytes = loader.statistics().media_bytes_total
 
@@ -524,9 +461,26 @@ def test_the_report_says_what_was_loaded_of_pictures_and_what_failed(tmp_path, f
     assert re.search(r"Samples with media loaded\W+3\W[^;]+; 1 failed", overview), overview
 
 
+def spoil_header(rng, data):
+    """A size that may be a bomb, with the checksum that belongs to it."""
+    if data[:4] != b"\x89PNG":
+        data[16:24] = rng.randbytes(8)
+        return
+
+    data[16:24] = struct.pack(">II", rng.choice([1, 30_000, 1 << 30]), rng.randint(1, 60_000))
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_pictures_are_bad_rows(tmp_path, folders):
-    check_damaged(tmp_path, folders["qwen3_vl"], 60)
+    rng, rows, number = random.Random(4), [], 60
+    names = ("a.png", "a.jpg", "a.webp")
+    pictures = [Path(draw(tmp_path / name, 40, 56, each)).read_bytes() for each, name in enumerate(names)]
+    for each in range(number):
+        text = base64.b64encode(damaged(rng, pictures[each % 3], spoil_header)).decode()
+        rows.append(asks({"type": "text", "text": str(each)}, image(text, "base64")))
+    knobs = {"num_workers": 2, "batch_size": 8, "bad_rows": BadRows(policy="skip", max=None)}
+    assert_only_some_are_bad(loader_of(tmp_path, folders["qwen3_vl"], *rows, knobs=knobs), number)
 
 
 def test_a_page_of_inspected_rows_shows_small_copies_of_their_pictures(tmp_path, folders, capsys):
@@ -537,8 +491,7 @@ def test_a_page_of_inspected_rows_shows_small_copies_of_their_pictures(tmp_path,
     cut.write_bytes((tmp_path / "1.png").read_bytes()[:2000])  # its header is whole
     shown = [[image(str(tmp_path / "0.png"))], [image(turned_one)], [image(str(cut))]]
     shown += [[image(str(tmp_path / f"{number}.png")) for number in range(14)], [{"type": "text", "text": "no"}]]
-    path, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
-    path.write_text("".join(json.dumps(asks(*parts)) + "\n" for parts in shown), encoding="utf-8")
+    path, page = written(tmp_path, [asks(*parts) for parts in shown]), tmp_path / "page.html"
 
     command = ["inspect", str(path), "--tokenizer", str(folders["qwen3_vl"]), "--html", str(page), "--no-shuffle"]
     assert main([*command, "--kind", "chat", "--set", f"processor={folders['qwen3_vl']}"]) == 0
@@ -566,12 +519,8 @@ def test_a_page_of_inspected_rows_shows_small_copies_of_their_pictures(tmp_path,
 @pytest.mark.parametrize("is_given_back", [False, True])
 def test_a_picture_with_as_many_patches_and_another_grid_than_planned_is_noticed(tmp_path, folders, is_given_back):
     pictures = [draw(tmp_path / f"{number}.png", 300, 200, seed=number) for number in range(2)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(asks(image(each))) + "\n" for each in pictures), encoding="utf-8")
-    fn = ChatTokenizeFn(folders["qwen3_vl"], processor=Processor())
-    with DataLoader(
-        path, tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1, limits={"max_media_bytes": 1}
-    ) as loader:
+    rows, knobs = [asks(image(each)) for each in pictures], {"limits": {"max_media_bytes": 1}}
+    with loader_of(tmp_path, folders["qwen3_vl"], *rows, knobs=knobs) as loader:
         first = loader.get_next_batch(1)
         if is_given_back:
             loader.add_samples([first])

@@ -1,7 +1,7 @@
 """What is read ahead: no more than is needed, past every row that harms; and the fixed rows that each start tokenizes.
 
-What a loader delivers in any order of calls is in ``test_whole_loader.py``, under any schedule in
-``tests/faults/test_simulation.py``.
+What a loader delivers in any order of calls is in ``test_whole_loader.py``, with delays everywhere in
+``tests/faults/test_restarts.py``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("trio")
 
 from asyncdata import BadRows, DataLoader, Sample, Shuffle
 from asyncdata.errors import (
@@ -23,7 +21,6 @@ from asyncdata.errors import (
     SourceError,
     WorkerError,
 )
-from tests.faults.support.simulated_sources import WAYS, Outcome, simulate_way
 from tests.support import worker_fns
 from tests.support.faults import until
 from tests.support.inner import change, real
@@ -137,19 +134,6 @@ def test_a_file_that_is_gone_when_single_rows_are_read_is_an_error_at_every_call
             with pytest.raises(SourceError, match=f"^AD304 .*{path}"):
                 while True:
                     loader.get_next_batch(50)
-
-
-SCHEDULES = [*(("blocks", seed) for seed in range(6)), *((name, 0) for name in WAYS if name != "blocks")]
-
-
-@pytest.mark.parametrize(("way", "seed"), SCHEDULES)
-def test_under_every_schedule_of_deaths_restores_and_other_calls_what_is_delivered_is_d(way, seed):
-    """Whatever windows are made of. More schedules run with the tests of faults."""
-    for module in WAYS[way].needs:
-        pytest.importorskip(module)
-
-    simulate_way(way, seed, outcome := Outcome())
-    assert outcome.num_samples > 0
 
 
 def test_a_row_that_cannot_be_quarantined_is_not_passed(numbered, tmp_path):

@@ -1,13 +1,13 @@
 """Pictures on web servers: only of allowed hosts, within limits, and as they were planned."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from asyncdata import BadRows, ChatTokenizeFn, DataLoader, Processor
+from asyncdata import BadRows, Processor
 from asyncdata.errors import BadRowError, ConfigError
 from tests.support.http_server import HttpServer, Response
+from tests.support.media_chats import asks, loader_of
 from tests.support.pictures import draw, save_processor
 
 pytest.importorskip("PIL.Image")
@@ -37,16 +37,9 @@ def site(tmp_path):
         yield server
 
 
-def asks(url):
-    part = {"type": "image_url", "image_url": {"url": url}}
-    return {"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": "yes"}]}
-
-
-def opened(tmp_path, folder, *urls, hosts, workers=0, knobs=None, **settings):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(asks(url)) + "\n" for url in urls))
-    fn = ChatTokenizeFn(folder, processor=Processor(allowed_hosts=hosts, **settings))
-    knobs = {"num_workers": workers, "shuffle": False, "epochs": 1} | (knobs or {})
-    return DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, **knobs)
+def opened(tmp_path, folder, *urls, hosts, knobs=None, **settings):
+    rows = [asks({"type": "image_url", "image_url": {"url": url}}) for url in urls]
+    return loader_of(tmp_path, folder, *rows, knobs=knobs, allowed_hosts=hosts, **settings)
 
 
 def host_of(site):
@@ -57,7 +50,7 @@ def host_of(site):
 def test_a_picture_of_an_allowed_host_is_that_of_the_file(tmp_path, folder, site, workers):
     urls = [str(tmp_path / "a.png"), f"{site.url}/a.png?size=1", f"{site.url}/moved"]
     site.answers["/moved"] = Response(302, {"location": "/a.png"})
-    with opened(tmp_path, folder, *urls, hosts=[host_of(site)], workers=workers) as loader:
+    with opened(tmp_path, folder, *urls, hosts=[host_of(site)], knobs={"num_workers": workers}) as loader:
         samples = loader.get_next_batch(3)
     for sample in samples:
         assert sample.tokens.tolist() == samples[0].tokens.tolist()

@@ -18,7 +18,6 @@ from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from tests.support.inner import change
 from tests.support.loading import ids, write_rows
 from tests.support.tokenize_fns import row_id, waits_for_a_file
-from tests.support.torn_writes import TORN_WRITES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -340,6 +339,20 @@ def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothi
 
 
 # The rows of an index are in a file, which is mapped
+
+TORN_WRITES = """
+import os, signal
+write, num_writes = os.pwrite, 0
+def torn_write(fd, data, offset):
+    global num_writes
+    num_writes += 1
+    if num_writes == stop:
+        write(fd, bytes(data[:torn]), offset)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(fd, data, offset)
+os.pwrite = torn_write
+"""
+"""The process dies in its write number ``stop``, of which ``torn`` bytes are written; both are the program's names."""
 
 PROGRAM = f"""
 import sys

@@ -3,7 +3,6 @@
 import itertools
 import json
 import threading
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tests.support.exchanges import Meeting
 from tests.support.faults import until
 from tests.support.inner import change
 from tests.support.planned_fns import numbered
-from tests.support.ranks import make
+from tests.support.ranks import Calls, make
 
 Knobs = dict[str, Any]
 
@@ -46,19 +45,6 @@ def small_blocks(monkeypatch):
 def path(jsonl_file):
     """Each 17th row has no token, and is dropped."""
     return jsonl_file([{"id": number, "n": number * 7 % 17} for number in range(NUM_ROWS)])
-
-
-class Calls:
-    """A tokenize function that counts its calls by row."""
-
-    version = "1"
-
-    def __init__(self) -> None:
-        self.of_row: Counter[int] = Counter()
-
-    def __call__(self, row: Knobs) -> Any:
-        self.of_row[row["id"]] += 1
-        return numbered(row)
 
 
 def epoch_of_all(
@@ -106,7 +92,7 @@ def table(tmp_path):
 @pytest.mark.parametrize(("plan", "world_size"), [("soft", 2), ("rows", 3)])
 def test_each_rank_copies_the_rows_that_others_looked_at(table, tmp_path, plan, world_size):
     expected = epoch_of_all(table, world_size, None, **PLANS[plan])
-    calls = Calls()
+    calls = Calls(numbered)
 
     found = epoch_of_all(table, world_size, Meeting(world_size), tokenize_fn=calls, **PLANS[plan])
 
@@ -117,8 +103,8 @@ def test_each_rank_copies_the_rows_that_others_looked_at(table, tmp_path, plan, 
 def test_ranks_that_are_given_what_is_stored_copy_the_rows_themselves(table, tmp_path):
     folders = [{"cache": {"folder": str(tmp_path / str(rank))}} for rank in range(3)]
     expected = epoch_of_all(table, 3, None, **PLANS["soft"])
-    shared, calls = folders[:1] * 3, Calls()
-    assert epoch_of_all(table, 3, Meeting(3), shared, tokenize_fn=Calls(), **PLANS["soft"]) == expected
+    shared, calls = folders[:1] * 3, Calls(numbered)
+    assert epoch_of_all(table, 3, Meeting(3), shared, tokenize_fn=Calls(numbered), **PLANS["soft"]) == expected
 
     assert epoch_of_all(table, 3, Meeting(3), folders, tokenize_fn=calls, **PLANS["soft"]) == expected
 
@@ -146,7 +132,7 @@ def test_from_a_store_each_rank_fetches_its_own_rows(plan):
 
 @pytest.mark.parametrize("plan", ["xtuner", "soft", "rows"])
 def test_each_row_is_counted_by_one_rank_and_tokenized_by_its_own(path, plan):
-    calls = Calls()
+    calls = Calls(numbered)
 
     epoch_of_all(path, 4, Meeting(4), tokenize_fn=calls, round_up=False, **PLANS[plan])
 
@@ -156,14 +142,14 @@ def test_each_row_is_counted_by_one_rank_and_tokenized_by_its_own(path, plan):
 
 
 def test_what_one_rank_has_stored_is_given_to_the_others(path, tmp_path):
-    first, calls = Calls(), Calls()
+    first, calls = Calls(numbered), Calls(numbered)
     folders = [{"cache": {"folder": str(tmp_path / str(rank))}} for rank in range(3)]
     alone = epoch_of_all(path, 1, None, folders, tokenize_fn=first, **PLANS["soft"])
     assert len(alone[0]) > 3
     expected = epoch_of_all(path, 3, None, **PLANS["soft"])
 
     assert epoch_of_all(path, 3, Meeting(3), folders, tokenize_fn=calls, **PLANS["soft"]) == expected
-    again = Calls()
+    again = Calls(numbered)
     assert epoch_of_all(path, 3, Meeting(3), folders, tokenize_fn=again, **PLANS["soft"]) == expected
 
     assert sum(calls.of_row.values()) < 1.3 * NUM_ROWS
@@ -195,7 +181,7 @@ def test_ranks_with_one_folder_have_its_rows_in_one_file_from_the_first_start_on
         batches = []
         for rank in range(3):
             ranks = asyncdata.Ranks(rank=rank, world_size=3, exchange=meeting.of(rank))
-            knobs = {"cache": {"folder": str(tmp_path)}, "tokenize_fn": Calls(), "ranks": ranks, **PLANS["hard"]}
+            knobs = {"cache": {"folder": str(tmp_path)}, "tokenize_fn": numbered, "ranks": ranks, **PLANS["hard"]}
             batches.append(iter(stack.enter_context(make(path, **knobs))))
         stack.callback(meeting.end)
         for one in batches:
@@ -208,11 +194,11 @@ def test_ranks_with_one_folder_have_its_rows_in_one_file_from_the_first_start_on
 def test_a_rank_that_is_closed_early_leaves_the_index_for_others_to_write(path, tmp_path):
     meeting, cache = Meeting(2), {"folder": str(tmp_path)}
     ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=meeting.of(0))
-    with make(path, cache=cache, tokenize_fn=Calls(), ranks=ranks, **{**PLANS["hard"], "timeout_s": 0.1}) as loader:
+    with make(path, numbered, cache=cache, ranks=ranks, **{**PLANS["hard"], "timeout_s": 0.1}) as loader:
         with pytest.raises(asyncdata.errors.PrefetchTimeoutError):
             next(iter(loader))
 
-    epoch_of_all(path, 1, None, [{"cache": cache}], tokenize_fn=Calls(), **PLANS["hard"])
+    epoch_of_all(path, 1, None, [{"cache": cache}], **PLANS["hard"])
     (rows,) = (tmp_path / "index").glob("*.places")
     assert rows.stat().st_size == 12 * NUM_ROWS
     meeting.end()
@@ -304,17 +290,20 @@ def test_a_rank_that_closes_before_it_hears_of_the_last_round_calls_no_rank_that
     meeting.end()
 
 
+def first_batch(path: Any, exchange: Any, **settings: Any) -> Any:
+    """Of one of two ranks, which have this exchange."""
+    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=exchange, **settings)
+    with make(path, numbered, ranks=ranks, **{**PLANS["soft"], "timeout_s": 60}) as loader:
+        return next(iter(loader))
+
+
 @pytest.mark.parametrize("raised", [ConnectionResetError("peer"), SystemExit("peer")], ids=["error", "exit"])
 def test_an_exchange_that_fails_is_an_error(path, raised):
     def broken(_: bytes) -> list[bytes]:
         raise raised
 
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=broken)
-    with (
-        make(path, ranks=ranks, tokenize_fn=numbered, **{**PLANS["soft"], "timeout_s": 60}) as loader,
-        pytest.raises(WorkerError, match=r"AD486 .*peer.* Restart all of them"),
-    ):
-        next(iter(loader))
+    with pytest.raises(WorkerError, match=r"AD486 .*peer.* Restart all of them"):
+        first_batch(path, broken)
 
 
 def test_a_rank_that_never_comes_is_an_error_in_time_and_close_does_not_wait(path):
@@ -324,12 +313,8 @@ def test_a_rank_that_never_comes_is_an_error_in_time_and_close_does_not_wait(pat
         never.wait()
         raise ConnectionResetError
 
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=hangs, exchange_timeout_s=0.05)
-    with (
-        make(path, ranks=ranks, tokenize_fn=numbered, **PLANS["soft"]) as loader,
-        pytest.raises(WorkerError, match=r"AD486 .*did not take"),
-    ):
-        next(iter(loader))
+    with pytest.raises(WorkerError, match=r"AD486 .*did not take"):
+        first_batch(path, hangs, exchange_timeout_s=0.05)
     never.set()
 
 
@@ -339,12 +324,8 @@ def test_a_rank_that_never_comes_is_an_error_in_time_and_close_does_not_wait(pat
     ids=["too few", "empty", "none", "other", "arrays"],
 )
 def test_an_exchange_that_returns_something_else_is_an_error(path, answer):
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=lambda _: answer)
-    with (
-        make(path, ranks=ranks, tokenize_fn=numbered, **{**PLANS["soft"], "timeout_s": 60}) as loader,
-        pytest.raises(ConfigError, match="AD487"),
-    ):
-        next(iter(loader))
+    with pytest.raises(ConfigError, match="AD487"):
+        first_batch(path, lambda _: answer)
 
 
 def test_a_fault_where_answers_are_taken_in_ends_the_run(path, monkeypatch):

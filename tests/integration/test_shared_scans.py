@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count, islice
@@ -26,7 +25,7 @@ from tests.support.exchanges import Meeting
 from tests.support.faults import until
 from tests.support.inner import change
 from tests.support.loading import NEVER_S, ids
-from tests.support.ranks import WAYS, Ranks, lengths, make, numbered, write
+from tests.support.ranks import WAYS, Calls, Ranks, lengths, make, write
 from tests.support.tokenize_fns import kills_on_13, row_id
 
 NUM_TOKENS = 6000
@@ -41,19 +40,6 @@ def path(tmp_path):
 def meeting_of(world_size):
     meeting = Meeting(world_size)
     return [meeting.of(rank) for rank in range(world_size)]
-
-
-class Calls:
-    """A tokenize function that counts its calls by row."""
-
-    version = "1"
-
-    def __init__(self) -> None:
-        self.of_row: Counter[int] = Counter()
-
-    def __call__(self, row: dict[str, Any]) -> Any:
-        self.of_row[row["id"]] += 1
-        return numbered(row)
 
 
 @pytest.mark.parametrize(("way", "world_size", "at_start"), each_value(ONLINE, [2, 3], [1, 16]))

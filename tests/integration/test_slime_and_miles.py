@@ -11,13 +11,11 @@ import json
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from asyncdata.errors import NoSamplesError
-from tests.support.peers.checkouts import importable, module_of, sglang
 from tests.support.peers.records import cases_of, plain
 from tests.support.peers.rollouts import args_of, samples_of, saved, served, worked, write_lines, write_rows
-from tests.support.slime_source import no_rollout, runs_in_miles, source_of, write_prompts
+from tests.support.slime_source import no_rollout, runs_in_miles, source_of
 
 __all__ = ("no_rollout",)
 
@@ -115,28 +113,3 @@ def is_refused(row, args):
 def test_a_byte_order_mark_costs_slime_its_first_row_and_us_none(tmp_path):
     with source_of(write_lines(tmp_path, ["\ufeff" + '{"input": "0"}', '{"input": "1"}']), label_key=None) as source:
         assert [sample.prompt for sample in source.dataset.samples] == ["0", "1"]
-
-
-# What calls miles' own code, which ASYNCDATA_MILES names
-
-
-@contextlib.contextmanager
-def source_in_miles(path, **given):
-    """Ours, where miles is what runs it."""
-    with importable("miles"), sglang(), source_of(path, **given) as source:
-        yield source
-
-
-def test_ours_is_an_instance_of_miles_data_source_with_its_samples(tmp_path):
-    data_source, kind = module_of("miles", "rollout.data_source"), module_of("miles", "utils.types").Sample
-    given = {"save": str(tmp_path), "load": str(tmp_path)}
-    with capture_logs() as events, source_in_miles(write_prompts(tmp_path / "p.jsonl", 3), **given) as source:
-        assert isinstance(source, data_source.DataSource)
-        (group,) = source.get_samples(1)
-        assert type(group[0]) is kind
-        group[0].reset_for_retry()
-        source.add_samples([group])
-        source.save(0)
-        source.load(0)
-        assert source.buffer == [group]
-    assert ["rollout.not_told"] == [event["event"] for event in events if event["log_level"] == "warning"]

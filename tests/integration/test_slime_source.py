@@ -1,56 +1,17 @@
-"""The data source inside slime: its own contract test, its threads, its checkpoints, and worker processes.
-
-slime's contract test is run as its authors tell plugins to run it, in a process of its own, in the checkout that
-ASYNCDATA_SLIME names. It imports what slime's rewards need; where that is not installed, PYTHONPATH may name a folder
-that has it.
-"""
+"""The data source inside slime: a process that never closes it, and calls from a thread that runs a loop."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support.faults import Program
-from tests.support.loading import NEVER_S
-from tests.support.peers.checkouts import needs_checkout
 from tests.support.slime_source import labels, no_rollout, source_of, write_prompts
 
 __all__ = ("no_rollout",)
 
 pytestmark = [pytest.mark.usefixtures("no_rollout"), pytest.mark.thorough]
-
-NEEDED = ("torch", "httpx", "aiohttp", "pylatexenc", "sympy")
-CONTRACT = "tests/plugin_contracts/test_plugin_path_loading_contracts.py"
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "said"),
-    [
-        ("AsyncDataSource", 0, " passed"),
-        ("config.Options", 1, "test_path_loading_path_aligns_with_expected_format[data_"),
-    ],
-)
-def test_slimes_own_contract_test_passes_and_can_fail(path, status, said):
-    folder = needs_checkout("slime")
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"slime needs {', '.join(missing)}")
-
-    # No plugins of ours, no settings of ours: the test is slime's.
-    options = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir=.")
-    ours = f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
-    ours = {"PYTHONPATH": ours, "SLIME_CONTRACT_DATA_SOURCE_PATH": f"asyncdata.integrations.slime.{path}"}
-    command = [sys.executable, "-m", "pytest", *options, CONTRACT]
-    how = {"capture_output": True, "text": True, "timeout": NEVER_S * 2, "check": False}
-    done = subprocess.run(command, cwd=folder, env=os.environ | ours, **how)
-
-    assert done.returncode == status, done.stdout + done.stderr
-    assert said in done.stdout
 
 
 def test_a_process_that_never_closes_it_ends_without_a_word(tmp_path):

@@ -23,8 +23,8 @@ from asyncdata import (
     PromptTokenizeFn,
 )
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
+from tests.support.media_chats import ANSWER, asks, assert_only_some_are_bad, damaged, loaded, loader_of, written
 from tests.support.parts import main
-from tests.support.pictures import ANSWER, asks
 from tests.support.sounds import FAMILIES, save_sound_processor, sound_processor_of, write_sound
 
 pytest.importorskip("soundfile")
@@ -51,36 +51,27 @@ def audio(value, key="audio"):
     return {"type": "audio", key: value}
 
 
-def loader_of(tmp_path, folder, *rows, knobs=None, **settings):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    fn = ChatTokenizeFn(folder, processor=Processor(**settings))
-    return DataLoader(path, tokenize_fn=fn, **{"num_workers": 0, "shuffle": False, "epochs": 1} | (knobs or {}))
-
-
-def loaded(tmp_path, folder, *rows, **settings):
-    """The samples of these rows."""
-    with loader_of(tmp_path, folder, *rows, **settings) as loader:
-        return loader.get_next_batch(len(rows))
-
-
-def drawn_rows(tmp_path, number, most_s):
+def drawn_rows(tmp_path, number):
     """Chats with sounds of random lengths, rates and kinds of files, at random places."""
     rng = random.Random(3)
     for row in range(number):
         parts = [{"type": "text", "text": f"row {row}"}]
         for each in range(rng.randint(0, 2)):
-            seconds = rng.uniform(0.1, 1 if each else most_s)
+            seconds = rng.uniform(0.1, 1 if each else 29)
             end, rate = rng.choice(["wav", "flac", "ogg", "mp3"]), rng.choice([8_000, 11_025, 16_000, 22_050, 44_100])
             path = write_sound(tmp_path / f"{row}-{each}.{end}", seconds, rate, rng.choice([1, 2]), each)
             parts.insert(rng.randint(0, len(parts)), audio(path))
         yield asks(*parts)
 
 
-def check_rows(tmp_path, folders, family, number, most_s=29.0):
+@pytest.mark.parametrize(
+    "number", [6, pytest.param(20, marks=pytest.mark.thorough), pytest.param(100, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_samples_have_the_tokens_and_features_of_the_processor(tmp_path, folders, family, number):
     from transformers.audio_utils import load_audio
 
-    rows, processor = list(drawn_rows(tmp_path, number, most_s)), sound_processor_of(family)
+    rows, processor = list(drawn_rows(tmp_path, number)), sound_processor_of(family)
     num_sounds = 0
     for row, sample in zip(rows, loaded(tmp_path, folders[family], *rows), strict=True):
         paths = [part["audio"] for part in row["messages"][0]["content"] if part["type"] == "audio"]
@@ -105,14 +96,6 @@ def check_rows(tmp_path, folders, family, number, most_s=29.0):
             else:
                 assert np.array_equal(values, found[name])
     assert num_sounds
-
-
-@pytest.mark.parametrize(
-    "number", [6, pytest.param(20, marks=pytest.mark.thorough), pytest.param(100, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_samples_have_the_tokens_and_features_of_the_processor(tmp_path, folders, family, number):
-    check_rows(tmp_path, folders, family, number)
 
 
 def test_a_sound_may_be_named_in_all_ways_that_people_have(tmp_path, folders, sound):
@@ -179,7 +162,7 @@ def cut(end):
     return row
 
 
-def written(name, data):
+def holding(name, data):
     def row(tmp_path, sound):
         (tmp_path / name).write_bytes(data)
         return asks(audio(str(tmp_path / name)))
@@ -198,9 +181,9 @@ def cut_to_nothing(tmp_path, sound):
 M4A = b"\0\0\0\x20ftypM4A \0\0\0\0" + bytes(200)
 BAD = {
     "no such file": (lambda *_: asks(audio("/no/such.wav")), {}, "AD457.*sound 1 of the chat ./no/such.wav.*NotFound"),
-    "no sound": (written("a.wav", b"RIFF no"), {}, "AD457.*a.wav. cannot be read"),
-    "nothing": (written("a.mp3", b""), {}, "AD457.*a.mp3. cannot be read"),
-    "m4a": (written("a.m4a", M4A), {}, "AD457.*a.m4a. cannot be read.*convert others, such as M4A"),
+    "no sound": (holding("a.wav", b"RIFF no"), {}, "AD457.*a.wav. cannot be read"),
+    "nothing": (holding("a.mp3", b""), {}, "AD457.*a.mp3. cannot be read"),
+    "m4a": (holding("a.m4a", M4A), {}, "AD457.*a.m4a. cannot be read.*convert others, such as M4A"),
     "a stream": (streamed, {}, "AD457.*streamed.flac. has no length"),
     "wav": (cut("wav"), {}, "AD457.*cut.wav. is cut: it has .* bytes"),
     "aiff": (cut("aiff"), {}, "AD457.*cut.aiff. is cut: it has .* bytes"),
@@ -322,63 +305,36 @@ def test_a_pack_has_the_sounds_of_its_documents_as_the_model_takes_them(tmp_path
 
 
 def test_prompts_say_their_sounds(tmp_path, folders, sound):
-    (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"input": [{"role": "user", "content": "<audio>?"}], "audios": [sound]})
-    )
+    rows = written(tmp_path, [{"input": [{"role": "user", "content": "<audio>?"}], "audios": [sound]}])
     folder = folders["qwen2_audio"]
     fn = PromptTokenizeFn(folder, processor=folder, apply_chat_template=True)
-    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, num_workers=0, epochs=1) as loader:
+    with DataLoader(rows, tokenize_fn=fn, num_workers=0, epochs=1) as loader:
         (sample,) = loader.get_next_batch(1)
     assert sample.extra == {"audios": [sound]}
     assert sample.prompt.count("<|AUDIO|>") == 1
     assert sample.columns["input_features"].shape == (1, 128, 3000)
 
 
-def damaged(rng, sound):
-    """A sound, cut, with other bytes, with another header, or of another type."""
-    data = bytearray(sound)
-    kind = rng.randrange(4)
-    if kind == 0:
-        del data[rng.randrange(len(data)) :]
-    elif kind == 1:
-        for _ in range(rng.randint(1, 30)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-    elif kind == 2:  # numbers of channels, samples and their rate, which may be a bomb
-        at = rng.randrange(4, 60)
-        data[at : at + 4] = rng.choice([struct.pack("<I", rng.randrange(1 << 32)), bytes(4), b"\xff" * 4])
-    else:
-        data[: rng.randint(4, 64)] = rng.randbytes(64)
-    return bytes(data)
-
-
-def check_damaged(tmp_path, folder, number, **settings):
-    """The number of rows that were bad."""
-    rng = random.Random(4)
-    whole = [
-        Path(write_sound(tmp_path / f"a.{end}", 0.3)).read_bytes() for end in ("wav", "flac", "ogg", "mp3", "aiff")
-    ]
-    rows = []
-    for each in range(number):
-        (tmp_path / f"{each}").write_bytes(damaged(rng, whole[each % len(whole)]))
-        rows.append(asks(f"{each}", audio(str(tmp_path / f"{each}"))))
-    knobs = {"num_workers": 2, "batch_size": 8, "bad_rows": BadRows(policy="skip", max=None)}
-    with loader_of(tmp_path, folder, *rows, knobs=knobs, **settings) as loader:
-        num_samples = sum(len(batch) for batch in loader)
-        now = loader.statistics()
-    assert set(now.dropped_total) == {"bad row AD457"}
-    assert num_samples + now.bad_rows_total == number
-    assert now.worker_restarts_total == 0
-    assert 0 < num_samples < number
-    return now.bad_rows_total
+def spoil_header(rng, data):
+    """Other numbers of channels, samples and their rate, which may be a bomb."""
+    at = rng.randrange(4, 60)
+    data[at : at + 4] = rng.choice([struct.pack("<I", rng.randrange(1 << 32)), bytes(4), b"\xff" * 4])
 
 
 def test_damaged_sounds_are_bad_rows(tmp_path, folders):
-    check_damaged(tmp_path, folders["gemma4"], 50, long_sounds="cut")
+    rng, rows, number = random.Random(4), [], 50
+    ends = ("wav", "flac", "ogg", "mp3", "aiff")
+    whole = [Path(write_sound(tmp_path / f"a.{end}", 0.3)).read_bytes() for end in ends]
+    for each in range(number):
+        (tmp_path / f"{each}").write_bytes(damaged(rng, whole[each % len(whole)], spoil_header))
+        rows.append(asks(f"{each}", audio(str(tmp_path / f"{each}"))))
+    knobs = {"num_workers": 2, "batch_size": 8, "bad_rows": BadRows(policy="skip", max=None)}
+    assert_only_some_are_bad(loader_of(tmp_path, folders["gemma4"], *rows, knobs=knobs, long_sounds="cut"), number)
 
 
 def test_a_page_of_inspected_rows_names_sounds(tmp_path, folders, sound):
-    (tmp_path / "rows.jsonl").write_text(json.dumps(asks(audio(sound))) + "\n", encoding="utf-8")
-    command = ["inspect", str(tmp_path / "rows.jsonl"), "--tokenizer", folders["gemma4"], "--kind", "chat"]
+    path = str(written(tmp_path, [asks(audio(sound))]))
+    command = ["inspect", path, "--tokenizer", folders["gemma4"], "--kind", "chat"]
     page = tmp_path / "page.html"
     assert main([*command, "--set", f"processor={folders['gemma4']}", "--html", str(page)]) == 0
     assert f"{sound}, 25 tokens".encode() in page.read_bytes()

@@ -115,13 +115,6 @@ def test_a_run_is_recorded_as_it_was_delivered(path, folder, num_workers):
     assert statistics.telemetry_lost_total == {}
 
 
-def test_how_much_a_pack_holds_is_recorded(path, folder):
-    with make(path, packing=SoftPacking(max_length=128), batch_size=1, telemetry=folder) as loader:
-        next(iter(loader))
-    header = read(folder).starts[0].header
-    assert (header.pack_length, header.packing["kind"]) == (128, "SoftPacking")
-
-
 def test_a_sample_is_recorded_with_its_tokens_its_place_and_its_line(jsonl_file, folder):
     rows = [{"input": f"How many are {n}? \N{GRINNING FACE}", "label": str(n), "metadata": {"n": n}} for n in range(20)]
     function = PromptTokenizeFn(tokenizer=tokenizer_folder(), label_key="label")
@@ -176,6 +169,7 @@ def test_packs_are_recorded_with_their_fill_and_documents_as_they_were_delivered
         packs = [pack for batch in loader for pack in batch]
 
     run = read(folder)
+    assert (run.header.pack_length, run.header.packing["kind"]) == (128, "SoftPacking")
     last = run.starts[0].intervals[-1]
     fill = [100 * sum(len(document.tokens) for document in pack) // 128 for pack in packs]
     assert last.pack_fill == Counter(percent // 5 * 5 for percent in fill)

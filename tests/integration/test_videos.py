@@ -16,7 +16,8 @@ import pytest
 from asyncdata import BadRows, ChatTokenizeFn, DataLoader, Processor, PromptTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError
 from tests.support import videos
-from tests.support.pictures import ANSWER, asks, draw
+from tests.support.media_chats import ANSWER, asks, loaded, loader_of, written
+from tests.support.pictures import draw
 from tests.support.videos import FAMILIES, KINDS, film, processor_of, save
 
 pytest.importorskip("av", reason="needs PyAV")
@@ -33,20 +34,6 @@ def folders(tmp_path_factory):
 
 def video(value, key="video", **more):
     return {"type": "video", key: value, **more}
-
-
-def loader_of(tmp_path, folder, *rows, settings=None, knobs=None, **kwargs):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    fn = ChatTokenizeFn(folder, processor=Processor(**(settings or {})), **(knobs or {}))
-    kwargs = {"num_workers": 0, "shuffle": False, "epochs": 1} | kwargs
-    return DataLoader(path, tokenize_fn=fn, **kwargs)
-
-
-def loaded(tmp_path, folder, *rows, **kwargs):
-    """The samples of these rows."""
-    with loader_of(tmp_path, folder, *rows, **kwargs) as loader:
-        return loader.get_next_batch(len(rows))
 
 
 def check_row(processor, template, row, sample):
@@ -120,7 +107,7 @@ def check_rows(tmp_path, family, number, seed):
             parts.insert(rng.randint(0, len(parts)), {"type": "image", "image": path})
         rows.append(asks(*parts) | {"metadata": {"row": row}})
     folder = save(tmp_path / family, family, dict(settings))
-    with loader_of(tmp_path, folder, *rows, bad_rows=BadRows(policy="skip"), batch_size=1) as loader:
+    with loader_of(tmp_path, folder, *rows, knobs={"bad_rows": "skip", "batch_size": 1}) as loader:
         samples = {sample.metadata["row"]: sample for batch in loader for sample in batch}
     processor = processor_of(family, json.dumps(settings))
     template = (tmp_path / family / "chat_template.jinja").read_text()
@@ -205,12 +192,12 @@ def test_settings_of_the_video_processor_may_be_the_users(tmp_path, folders):
         ("qwen2_5_vl", {"do_sample_frames": False}, 12),
         ("qwen3_vl", {"num_frames": 6, "fps": None}, 3),
     ]:
-        (sample,) = loaded(tmp_path, folders[family], row, settings={"video": settings})
+        (sample,) = loaded(tmp_path, folders[family], row, video=settings)
         assert sample.columns["video_grid_thw"][0, 0] == grid
-    (sample,) = loaded(tmp_path, folders["internvl"], row, settings={"video": {"num_frames": 3}, "dtype": "bfloat16"})
+    (sample,) = loaded(tmp_path, folders["internvl"], row, video={"num_frames": 3}, dtype="bfloat16")
     assert len(sample.columns["pixel_values"]) == 3
     with pytest.raises(ConfigError, match=r"AD457 Processor\(video=...\) has frames_per_second, which Qwen3VL"):
-        loaded(tmp_path, folders["qwen3_vl"], row, settings={"video": {"frames_per_second": 1}})
+        loaded(tmp_path, folders["qwen3_vl"], row, video={"frames_per_second": 1})
 
 
 def test_what_a_plan_of_videos_depends_on_is_part_of_the_function(tmp_path, folders):
@@ -292,7 +279,7 @@ def test_what_is_not_read_of_a_video_is_refused_by_name(tmp_path, folders):
         (asks({"type": "audio", "audio": path}), {}, "AD130.*sound 1 of the chat.*two phases"),
     ]:
         with pytest.raises(BadRowError, match=message):
-            loaded(tmp_path, folders["qwen3_vl"], row, settings=settings)
+            loaded(tmp_path, folders["qwen3_vl"], row, **settings)
 
 
 def test_without_pyav_the_extra_is_named(tmp_path, folders, monkeypatch):
@@ -329,7 +316,8 @@ def test_damaged_videos_are_bad_rows_that_name_them(tmp_path, folders):
         path.write_bytes(damaged(whole[which], rng))
         rows.append(asks(video(str(path))) | {"metadata": {"path": str(path)}})
     policy = BadRows(policy="quarantine", path=str(tmp_path / "bad.jsonl"))
-    with loader_of(tmp_path, folders["qwen3_vl"], *rows, num_workers=1, batch_size=1, bad_rows=policy) as loader:
+    knobs = {"num_workers": 1, "batch_size": 1, "bad_rows": policy}
+    with loader_of(tmp_path, folders["qwen3_vl"], *rows, knobs=knobs) as loader:
         kept = {sample.metadata["path"] for batch in loader for sample in batch}
     bad = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert len(kept) + len(bad) == 50
@@ -342,12 +330,10 @@ def test_damaged_videos_are_bad_rows_that_name_them(tmp_path, folders):
 def test_prompts_have_videos_for_the_trainer_and_for_the_engine(tmp_path, folders):
     path = film(tmp_path, "a.mp4")
     picture = draw(tmp_path / "a.png", 90, 60)
-    (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"input": "<video> or <image>?", "videos": [path], "image": picture}) + "\n", encoding="utf-8"
-    )
+    rows = written(tmp_path, [{"input": "<video> or <image>?", "videos": [path], "image": picture}])
     fn = PromptTokenizeFn(folders["qwen3_vl"], processor=Processor(), apply_chat_template=True)
     knobs = {"num_workers": 1, "shuffle": False, "epochs": 1, "n_samples_per_prompt": 2}
-    with DataLoader(tmp_path / "rows.jsonl", tokenize_fn=fn, **knobs) as loader:
+    with DataLoader(rows, tokenize_fn=fn, **knobs) as loader:
         ((first, second),) = loader.get_samples(1)
     assert first.extra == {"videos": [path], "images": [picture]}
     assert first.columns["pixel_values_videos"] is second.columns["pixel_values_videos"]

@@ -1,19 +1,17 @@
-"""Chunks and groups made by hand, and what says how many rows a chunk has."""
+"""Chunks made by hand, and what says how many rows a chunk has."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import numpy as np
-
-from asyncdata import Position, Sample, SourceLocation
+from asyncdata import Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.read_ahead.source import ChunkPacer
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 
-__all__ = ("BadRow", "ChunkPacer", "Lines", "chunk_of", "made_by_hand")
+__all__ = ("BadRow", "ChunkPacer", "Lines", "chunk_of")
 
 START = Position()
 
@@ -61,8 +59,3 @@ def chunk_of(
         else:
             out.keep(number, row if isinstance(row, list) else [row], **encoded)
     return Chunk(out.finish(len(rows), 0.0), first, len(rows), Lines(path), ends_epoch=ends_epoch)
-
-
-def made_by_hand(*tokens: int, size: int = 1, **fields: Any) -> list[Sample]:
-    """A group that did not come from D."""
-    return [Sample(tokens=np.array(tokens, np.int32), **fields) for _ in range(size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 
 import asyncdata
 from asyncdata.demo import tokenizer_folder
-from tests.support.signals import hear_ctrl_c
 
 ROOT = Path(asyncdata.__file__).parents[1]
 NUM_ROWS = 200
 """Of the file that the fixture ``data`` writes."""
 
 INLINE = ("--tokenizer", tokenizer_folder(), "--num-workers", "0")
+
+
+def hear_ctrl_c() -> None:
+    """In the child, before it runs: a shell starts its background jobs with SIGINT ignored, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def asyncdata_process(*words: object, **options: Any) -> subprocess.Popen[str]:

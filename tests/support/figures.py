@@ -75,7 +75,6 @@ TARGETS = {
         "a hang is an error that names it; a row is tried twice", {"hangs": 3}, {"beyond_timeout_s": 1, "unnamed": 0}
     ),
     "R14": Target("steps of state machines, each beside its model", {"steps": 1_000_000}, {"counterexamples": 0}),
-    "SIM": Target("seeded schedules of the core, on a mock clock", {"schedules": 2000}, _IN_ORDER),
     "WAKE": Target(
         "restarts in random places, with delays at every await and every callback",
         {"restarts": 1000},

@@ -45,7 +45,6 @@ _NAMES = {
     "delivery.outcome_memory": "OutcomeMemory RowReport RowTable",
     "delivery.outcome_policy": "policy_of",
     "delivery.quarantine": "Quarantine read_quarantine",
-    "delivery.rollout_buffer": "filter_of validate_groups",
     "integrations.slime.async_rollouts": "TrackingBuffer",
     "integrations.slime.config": "Options PREFIX settings_of",
     "integrations.slime.rollout_ledger": "Moment Numbering",

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ("PATCH", "chat_template", "draw", "image_processor", "processor_of", "save_processor", "tokenizer_of")
+__all__ = ("PATCH", "chat_template", "draw", "image_processor", "of_bytes", "processor_of", "save_processor")
+__all__ += ("tokenizer_of",)
 
 _MERGE = 2
 PATCH = 16
@@ -21,27 +23,23 @@ _INTERN = {"start_image": "<img>", "context_image": "<IMG_CONTEXT>", "end_image"
 _GEMMA = {"boi": "<start_of_image>", "image": "<image_soft_token>", "eoi": "<end_of_image>"}
 
 
-ANSWER = {"role": "assistant", "content": "yes"}
-
-
-def asks(*parts: Any) -> dict[str, Any]:
-    """A row whose user says these parts."""
-    return {"messages": [{"role": "user", "content": list(parts)}, ANSWER]}
-
-
-def tokenizer_of(marks: dict[str, str]) -> Any:
-    """A token for each byte, and one for each mark."""
+def of_bytes(marks: Iterable[str], ids: dict[str, int] | None = None, **named: Any) -> Any:
+    """A tokenizer with a token for each byte, and one for each mark, some of which have these ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = Tokenizer(models.BPE(vocab=letters | (ids or {}), merges=[]))
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    core.add_special_tokens(["<pad>", "<eos>", *marks.values()])
+    core.add_special_tokens([*marks])
+    return PreTrainedTokenizerFast(tokenizer_object=core, **named)
+
+
+def tokenizer_of(marks: dict[str, str]) -> Any:
+    """With a name for each mark."""
     named = {f"{name}_token": mark for name, mark in marks.items()}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", extra_special_tokens=named
-    )
+    ends = {"pad_token": "<pad>", "eos_token": "<eos>"}
+    return of_bytes([*ends.values(), *marks.values()], **ends, extra_special_tokens=named)
 
 
 @functools.cache

@@ -75,6 +75,20 @@ def numbered(row: Row) -> list[int]:
     return [row["id"] * STRIDE + number for number in range(row["n"])]
 
 
+class Calls:
+    """A tokenize function that counts its calls by row."""
+
+    version = "1"
+
+    def __init__(self, function: Callable[[Row], Any] = numbered) -> None:
+        self.of_row = Counter[int]()
+        self._function = function
+
+    def __call__(self, row: Row) -> Any:
+        self.of_row[row["id"]] += 1
+        return self._function(row)
+
+
 class Batch(NamedTuple):
     """What a rank got: packs of documents of tokens, a pack for a sample that is not packed; and the batch's bytes."""
 

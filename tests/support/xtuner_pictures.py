@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from asyncdata.tokenization.pictures.transformers_processor import mrope
-from tests.support.pictures import PATCH, image_processor
+from tests.support.pictures import PATCH, image_processor, of_bytes
 
 __all__ = ("InternTiles", "QwenPictures", "chat_of", "draw", "qwen_tokenizer", "tiles")
 
@@ -43,14 +43,7 @@ def chat_of(row: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def qwen_tokenizer() -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)} | _IDS, merges=[]))
-    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    core.add_special_tokens([*_IDS])
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
+    return of_bytes(_IDS, _IDS, eos_token="<|endoftext|>")
 
 
 class QwenPictures:

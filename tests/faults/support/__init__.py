@@ -1,1 +1,1 @@
-"""What the fault tests share: programs that are killed, and a simulated world. Worker processes import it by path."""
+"""What the fault tests share: programs that are killed. Worker processes import it by path."""

@@ -168,29 +168,6 @@ def test_packs_follow_from_d_alone_whatever_comes_between(rules, sizes, steps):
     assert run.delivered == modelled(rules, samples)
 
 
-@in_ci(max_examples=30)
-@given(rules, lengths, st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4), st.integers(1, 3)), max_size=4))
-def test_no_token_is_lost_or_repeated_when_the_ranks_change(rules, sizes, changes):
-    samples = stream(sizes)
-    run = Run(keeping(rules), samples)
-    for number, world_size, batch_size in changes:
-        for _ in range(number // 5):
-            run.push(5)
-            run.take()
-        run.rules = msgspec.structs.replace(run.rules, batch_size=world_size * batch_size)
-        run.resume()
-    run.finish()
-
-    tokens = [(place, token) for pack in run.delivered for place, start, stop in pack for token in range(start, stop)]
-    keeps = rules.packing.keeps
-    assert sorted(tokens) == sorted(
-        (str(sample.position), token)
-        for sample in samples
-        if keeps(len(sample.tokens))
-        for token in range(len(sample.tokens))
-    )
-
-
 OF_TWO = PackRules(packing=SoftPacking(max_length=4, overlong="error", window_samples=2, window_tokens=1))
 
 

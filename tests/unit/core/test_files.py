@@ -23,7 +23,6 @@ from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from tests.support.backends import Fake, install
 from tests.support.inner import change
-from tests.support.other_users import give_away
 from tests.support.parts import (
     IndexFile,
     Proof,
@@ -130,6 +129,14 @@ def test_a_file_system_without_locks_is_an_error_and_never_free(path, fds, monke
 
 
 # What another user may have written in a cache folder is never believed
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not root cannot: this process looks like another user then."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
 
 
 def writable_by_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
