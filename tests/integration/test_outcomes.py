@@ -257,6 +257,29 @@ def test_samples_of_another_loader_and_reports_without_outcomes_are_refused(rows
         loader.report(foreign, [1.0])
 
 
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_groups_that_were_out_in_an_earlier_epoch_come_again_and_no_epoch_that_had_begun_is_decided_anew(
+    tmp_path, is_mixture
+):
+    path = write_rows(tmp_path / "rows.jsonl", 10)
+    source = Mix({"only": path}) if is_mixture else path
+    knobs = {"commit": "on_ack", "shuffle": False, "outcomes": Outcomes(policy=PassRate(drop_above=0.9))}
+    rows_of = lambda groups: ids(group[0] for group in groups)  # noqa: E731
+    with make(source, **knobs) as loader:
+        first = loader.get_samples(10)
+        loader.report(first, [float(row % 2) for row in rows_of(first)])
+        loader.ack(first)
+        out = loader.get_samples(4)
+        loader.report(out[:2], [1.0, 1.0])
+        assert rows_of(out + loader.get_samples(2)) == [0, 2, 4, 6, 8, 4]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(source, **knobs) as loader:
+        loader.load_state_dict(state)
+        again = loader.get_samples(4)
+        loader.report(again[2:], [1.0, 1.0])
+        assert rows_of(again + loader.get_samples(4)) == [0, 2, 4, 6, 8, 4, 6, 8]
+
+
 # Of a mixture, each part has a memory of its own
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
 from asyncdata.errors import ConfigError, FilterError, LoaderClosedError
-from tests.support.loaders import make
-from tests.support.tokenize_fns import row_id
+from tests.support.faults import until
+from tests.support.loaders import gated, is_wanted, make
+from tests.support.tokenize_fns import row_id, waits_for_a_file
 
 NUM_ROWS, SIZE = 24, 2
 
@@ -152,6 +153,18 @@ def test_limits_that_cannot_work_are_refused(rows):
         ):
             with pytest.raises(ConfigError, match="AD438"):
                 call()
+
+
+def test_finished_groups_that_are_taken_while_a_call_waits_are_not_served_by_that_call_as_well(tmp_path):
+    path, gate = gated(tmp_path, 20)
+    knobs = {"shuffle": False, "buffer_size": 8}
+    with make(path, waits_for_a_file, **knobs) as loader, ThreadPoolExecutor(1) as threads:
+        loader.add_samples(finished(loader.get_samples(2)))
+        waits = threads.submit(loader.get_samples, 30)
+        until(lambda: is_wanted(loader))
+        taken = numbers(loader.take_finished(1))
+        gate.touch()
+        assert (taken, numbers(waits.result())) == ([0], list(range(1, 31)))
 
 
 # Versions of the policy
