@@ -359,6 +359,19 @@ def test_what_waits_in_a_state_that_was_saved_before_does_not_come_either(source
         assert groups[2][0].source not in [group[0].source for group in again]
 
 
+def test_a_restart_serves_of_the_groups_of_the_buffer_that_are_out_those_that_are_not_excluded(source):
+    with make(source, commit="on_ack") as loader:
+        loader.add_samples(loader.get_samples(2))
+        out = loader.get_samples(2)
+        loader.exclude(out[:1])
+        assert loader.statistics().tracked_groups == 2
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(source, commit="on_ack") as loader:
+        loader.load_state_dict(state)
+        assert loader.statistics().dropped_groups_total == {}
+        assert [group[0].group_index for group in loader.get_samples(2)] == [1, 2]
+
+
 def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_is_excluded(source):
     with make(source, n_samples_per_prompt=2) as loader:
         groups = loader.get_samples(3)
