@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
-from asyncdata.errors import ConfigError, FilterError, LoaderClosedError
+from asyncdata.errors import ConfigError, EndOfData, FilterError, LoaderClosedError
 from tests.support.faults import until
 from tests.support.loaders import gated, is_wanted, make
 from tests.support.tokenize_fns import row_id, waits_for_a_file
@@ -55,6 +55,22 @@ def test_what_is_not_tracked_is_refused(rows):
     packed = make(rows, packing=SoftPacking(max_length=64), batch_size=1)
     with packed as loader, pytest.raises(ConfigError, match=r"not from track\(\)"):
         loader.track()
+
+
+def test_a_short_last_batch_stays_dropped_after_a_restart_before_it_and_is_counted_once(rows):
+    knobs = {"commit": "on_ack", "epochs": 1, "drop_last": True}
+    with make(rows, **knobs) as loader:
+        first, second = loader.get_samples(10), loader.get_samples(10)
+        with pytest.raises(EndOfData):
+            loader.get_samples(10)
+        loader.ack(first)
+        state = loader.state_dict()
+    with make(rows, **knobs) as loader:
+        loader.load_state_dict(state)
+        assert numbers(loader.get_samples(10)) == numbers(second)
+        with pytest.raises(EndOfData):
+            loader.get_samples(1)
+        assert loader.statistics().dropped_total == {"drop_last": 4}
 
 
 # Groups one by one
