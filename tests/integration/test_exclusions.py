@@ -335,6 +335,20 @@ def test_with_other_data_it_is_said_that_the_excluded_rows_are_not_known_any_mor
     assert [log["num_rows"] for log in logs if log["event"] == "snapshot.exclusions_forgotten"] == [3]
 
 
+def test_of_a_mixture_only_the_part_with_other_data_forgets_which_rows_are_excluded(tmp_path):
+    mix = Mix({name: write_rows(tmp_path / f"{name}.jsonl", 30) for name in "ab"})
+    with make(mix) as loader:
+        rows = loader.get_next_batch(20)
+        loader.exclude(rows)
+        state = loader.state_dict()
+    write_rows(tmp_path / "a.jsonl", 31)
+    names = [sample.source_name for sample in rows]
+    with make(mix) as loader, capture_logs() as logs:
+        loader.load_state_dict(state, allow_changed={"data"})
+        assert len(loader.state_dict()["excluded"]) == names.count("b") > 0
+    assert [log["num_rows"] for log in logs if log["event"] == "snapshot.exclusions_forgotten"] == [names.count("a")]
+
+
 # Groups of excluded rows, where `test_whole_loader.py` does not get
 
 
@@ -366,6 +380,8 @@ def test_a_restart_serves_of_the_groups_of_the_buffer_that_are_out_those_that_ar
         loader.exclude(out[:1])
         assert loader.statistics().tracked_groups == 2
         state = json.loads(json.dumps(loader.state_dict()))
+        loader.add_samples(out)
+        assert loader.statistics().tracked_groups == 0
     with make(source, commit="on_ack") as loader:
         loader.load_state_dict(state)
         assert loader.statistics().dropped_groups_total == {}

@@ -73,6 +73,16 @@ def test_a_short_last_batch_stays_dropped_after_a_restart_before_it_and_is_count
         assert loader.statistics().dropped_total == {"drop_last": 4}
 
 
+def test_numbers_go_on_after_groups_that_were_out_where_another_epoch_is_begun_after_a_restart(rows):
+    with make(rows, commit="on_ack") as loader:
+        loader.get_samples(3)
+        state = loader.state_dict()
+    with make(rows, commit="on_ack") as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(1)
+        assert numbers(loader.get_samples(1)) == [3]
+
+
 # Groups one by one
 
 
