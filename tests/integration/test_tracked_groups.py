@@ -75,11 +75,14 @@ def test_a_short_last_batch_stays_dropped_after_a_restart_before_it_and_is_count
 
 def test_numbers_go_on_after_groups_that_were_out_where_another_epoch_is_begun_after_a_restart(rows):
     with make(rows, commit="on_ack") as loader:
+        loader.add_samples(loader.get_samples(1))
         loader.get_samples(3)
         state = loader.state_dict()
     with make(rows, commit="on_ack") as loader:
         loader.load_state_dict(state)
+        loader.get_samples(1)
         loader.set_epoch(1)
+        assert loader.statistics().tracked_groups == 1, "that of the buffer"
         assert numbers(loader.get_samples(1)) == [3]
 
 
@@ -210,6 +213,17 @@ def test_a_group_that_is_too_old_is_the_prompt_that_it_was(rows):
     with make(rows) as loader:
         loader.load_state_dict(state)
         assert loader.policy_version == 3
+        assert loader.statistics().too_old_groups_total == {"reset": 1}
+
+
+def test_a_group_that_was_out_and_is_too_old_is_reset_by_a_restart(rows):
+    with make(rows, max_policy_lag=0, commit="on_ack") as loader:
+        loader.add_samples(finished(loader.get_samples(1)))
+        loader.take_finished(1)
+        loader.policy_version = 3
+        state = loader.state_dict()
+    with make(rows, max_policy_lag=0, commit="on_ack") as loader:
+        loader.load_state_dict(state)
         assert loader.statistics().too_old_groups_total == {"reset": 1}
 
 
