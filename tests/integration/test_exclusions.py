@@ -388,6 +388,27 @@ def test_a_restart_serves_of_the_groups_of_the_buffer_that_are_out_those_that_ar
         assert [group[0].group_index for group in loader.get_samples(2)] == [1, 2]
 
 
+def test_groups_that_come_again_keep_their_numbers_whenever_rows_were_excluded(source):
+    with make(source, commit="on_ack") as loader:
+        groups = loader.get_samples(4)
+        loader.exclude(groups[:1])
+        state = json.loads(json.dumps(loader.state_dict()))
+    for number in range(3):
+        with make(source, commit="on_ack") as loader:
+            loader.load_state_dict(state)
+            loader.exclude(groups[number : number + 1])
+            state = json.loads(json.dumps(loader.state_dict()))
+            assert [group[0].group_index for group in loader.get_samples(2)] == [number + 1, number + 2]
+
+
+def test_an_epoch_that_begins_again_has_no_number_for_a_row_that_is_excluded(rows):
+    with make(rows) as loader:
+        loader.exclude(loader.get_samples(4)[1:2])
+        loader.set_epoch(1)
+        loader.set_epoch(0)
+        assert [group[0].group_index for group in loader.get_samples(4)] == [4, 5, 6, 7]
+
+
 def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_is_excluded(source):
     with make(source, n_samples_per_prompt=2) as loader:
         groups = loader.get_samples(3)
