@@ -104,8 +104,43 @@ def started_and_awaited(target: Callable[[], object], name: str, if_stuck: str) 
     return thread
 
 
+_CALL_TIMEOUT_S = 5.0
+_calls: dict[threading.Thread, threading.Event] = {}
+"""The threads that call a user's function, and what is set once they no longer do."""
+_stopped: set[threading.Thread] = set()
+"""Those among them that begin no further row, because the process ends."""
+
+
+def finished_before_exit(function: Callable[..., T], *args: object) -> T:
+    """Call it. If the process ends meanwhile, it waits for this call up to five seconds: see :func:`_freeze`."""
+    thread, has_ended = threading.current_thread(), threading.Event()
+    _calls[thread] = has_ended
+    try:
+        return function(*args)
+    finally:
+        has_ended.set()
+        del _calls[thread]
+
+
+def stand_still_at_exit() -> None:
+    """Between two rows of such a call. It never returns while the process ends: no error is raised, since what its
+    frames refer to would be kept.
+    """
+    if _stopped and (thread := threading.current_thread()) in _stopped:
+        _calls[thread].set()
+        threading.Event().wait()
+
+
 def end_all() -> None:
-    """At exit, after loaders have ended theirs: wait for the threads, up to a minute for all of them together."""
+    """At exit, after loaders have ended theirs: wait for the calls of users' functions, up to five seconds for all of
+    them together, and for the threads, up to a minute.
+    """
+    until = time.monotonic() + _CALL_TIMEOUT_S
+    calls = list(_calls.items())
+    _stopped.update(thread for thread, _ in calls)
+    for thread, has_ended in calls:
+        if thread.is_alive() and not has_ended.wait(max(0.0, until - time.monotonic())):  # a fork has none of them
+            _freeze(thread)
     until = time.monotonic() + _EXIT_TIMEOUT_S
     for thread, message in list(_awaited.items()):
         thread.join(max(0.0, until - time.monotonic()))

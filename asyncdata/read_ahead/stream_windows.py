@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from asyncdata.checkpoint.snapshot import StreamState
 from asyncdata.core.errors import AsyncDataError, SourceChangedError, SourceError, get_logger, safe_cause
 from asyncdata.core.messages import Tokenize
+from asyncdata.core.threads import finished_before_exit
 from asyncdata.core.types import Position, SourceLocation
 from asyncdata.read_ahead.calls import Calls
 from asyncdata.read_ahead.windows import OpenWindow, Windows, no_such_place
@@ -356,7 +358,8 @@ class StreamWindows(Windows):
     async def _serve(self, fill: _Fill) -> None:
         self._running, self._began = fill, time.monotonic()
         # Abandoned on cancellation: a user's generator may never return, and close() has a deadline.
-        outcome = await anyio.to_thread.run_sync(self._read, fill, abandon_on_cancel=True)
+        read = partial(finished_before_exit, self._read)
+        outcome = await anyio.to_thread.run_sync(read, fill, abandon_on_cancel=True)
         self._running = None
         if not fill.is_given_up:
             if isinstance(outcome, WindowRows):

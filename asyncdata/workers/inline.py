@@ -11,6 +11,7 @@ import msgspec
 
 from asyncdata.core.errors import WorkerError, get_logger, is_shortage, short_of
 from asyncdata.core.messages import Job, ReadCounts, Reply, Short
+from asyncdata.core.threads import finished_before_exit, stand_still_at_exit
 from asyncdata.tokenization.base import BatchTokenizer, TokenizeFn, open_tokenize_fn
 from asyncdata.workers.base import ExecutorStatistics, WorkerState, anonymous_slots
 from asyncdata.workers.pool import Lane, Pool, Transport, with_reader
@@ -36,9 +37,13 @@ class _ThreadWorker(Worker):
     def __init__(self, number: int, new_handler: Callable[[Callable[[int], None]], Handler]) -> None:
         super().__init__(number, _NEVER_S)
         self.turn = anyio.Lock()
-        self.handler = new_handler(partial(setattr, self, "_row"))  # in C: it is called for each row
+        self.handler = new_handler(self._note)
         self._row = -1
         self._has_call = anyio.Event()
+
+    def _note(self, row: int) -> None:
+        stand_still_at_exit()
+        self._row = row
 
     async def begin(self, has_started: Callable[[], bool]) -> None:
         """Nothing to wait for: it is ready at once."""
@@ -59,7 +64,8 @@ class _ThreadWorker(Worker):
         has a deadline.
         """
         try:
-            return await anyio.to_thread.run_sync(self.handler, call.request, abandon_on_cancel=True)
+            call_it = partial(finished_before_exit, self.handler)
+            return await anyio.to_thread.run_sync(call_it, call.request, abandon_on_cancel=True)
         except RuntimeError as error:
             if not is_shortage(error):
                 raise

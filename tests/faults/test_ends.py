@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -242,3 +244,25 @@ def test_a_rank_that_waits_for_a_stuck_one_ends_with_its_own_status_and_says_so(
     assert {rank: code for rank, code in exits(said).items() if rank != 1} == {0: 3, 2: 3}, said + "\n".join(logs)
     for rank in (0, 2):
         assert "AD486 the other ranks did not come to the last exchange" in logs[rank].splitlines()[-1]
+
+
+TORCH_INLINE = """
+import sys, torch
+from asyncdata import DataLoader
+torch.set_num_threads(1)
+numbers = torch.randn(100, 100)
+def multiplies(row):
+    for _ in range(300):
+        numbers @ numbers
+    return {"input_ids": [1]}
+with DataLoader(sys.argv[1], tokenize_fn=multiplies, num_workers=0, batch_size=1) as loader:
+    next(iter(loader))
+"""
+
+
+@pytest.mark.thorough
+def test_a_program_that_ends_while_torch_computes_in_the_thread_of_its_loader_is_not_aborted(tmp_path):
+    pytest.importorskip("torch")
+    rows = str(write_rows(tmp_path / "rows.jsonl", 1000))
+    programs = [subprocess.Popen([sys.executable, "-c", TORCH_INLINE, rows]) for _ in range(4)]
+    assert [program.wait() for program in programs] == [0] * 4

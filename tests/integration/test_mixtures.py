@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from asyncdata import BadRows, DataLoader, Mix, Part, Shuffle, SoftPacking
+from asyncdata import BadRows, DataLoader, IterableSource, JsonArraySource, Mix, Part, Shuffle, SoftPacking
 from asyncdata.errors import (
     BadRowError,
     ConfigError,
@@ -191,6 +191,19 @@ def test_nested_mixtures_have_dotted_names_and_shares_of_their_share_and_the_tem
 
     assert all(abs(by_size[name] - 1000 * size / sum(sizes.values())) < 1 for name, size in sizes.items())
     assert Counter(part for part, _ in delivered(outer, 160)) == {"math": 80, "rest.code": 20, "rest.chat": 60}
+
+
+def test_parts_may_be_of_any_format(tmp_path):
+    datasets, rows = pytest.importorskip("datasets"), [{"id": number} for number in range(60)]
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.to_parquet(str(tmp_path / "rows.parquet"))
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    array, iterable = JsonArraySource(str(tmp_path / "rows.json")), IterableSource(lambda _: rows, version=1)
+    parts = {"array": array, "dataset": dataset, "iterable": iterable, "parquet": tmp_path / "rows.parquet"}
+    mix, knobs = Mix(parts, quota=4), {"tokenize_fn": row_id, "shuffle": False}
+    found = delivered(mix, 300, **knobs)
+    assert {name: own(found, name) for name in parts} == dict.fromkeys(parts, [*range(60), *range(15)])
+    assert restored(mix, state_after(mix, 130, **knobs), 170, **knobs) == found[130:]
 
 
 # Ends
