@@ -335,6 +335,20 @@ def test_with_other_data_it_is_said_that_the_excluded_rows_are_not_known_any_mor
     assert [log["num_rows"] for log in logs if log["event"] == "snapshot.exclusions_forgotten"] == [3]
 
 
+def test_of_a_mixture_only_the_part_with_other_data_forgets_which_rows_are_excluded(tmp_path):
+    mix = Mix({name: write_rows(tmp_path / f"{name}.jsonl", 30) for name in "ab"})
+    with make(mix) as loader:
+        rows = loader.get_next_batch(20)
+        loader.exclude(rows)
+        state = loader.state_dict()
+    write_rows(tmp_path / "a.jsonl", 31)
+    names = [sample.source_name for sample in rows]
+    with make(mix) as loader, capture_logs() as logs:
+        loader.load_state_dict(state, allow_changed={"data"})
+        assert len(loader.state_dict()["excluded"]) == names.count("b") > 0
+    assert [log["num_rows"] for log in logs if log["event"] == "snapshot.exclusions_forgotten"] == [names.count("a")]
+
+
 # Groups of excluded rows, where `test_whole_loader.py` does not get
 
 
@@ -357,6 +371,42 @@ def test_what_waits_in_a_state_that_was_saved_before_does_not_come_either(source
         again = loader.get_samples(3)
         assert again[0][0].group_index == 3
         assert groups[2][0].source not in [group[0].source for group in again]
+
+
+def test_a_restart_serves_of_the_groups_of_the_buffer_that_are_out_those_that_are_not_excluded(source):
+    with make(source, commit="on_ack") as loader:
+        loader.add_samples(loader.get_samples(2))
+        out = loader.get_samples(2)
+        loader.exclude(out[:1])
+        assert loader.statistics().tracked_groups == 2
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.add_samples(out)
+        assert loader.statistics().tracked_groups == 0
+    with make(source, commit="on_ack") as loader:
+        loader.load_state_dict(state)
+        assert loader.statistics().dropped_groups_total == {}
+        assert [group[0].group_index for group in loader.get_samples(2)] == [1, 2]
+
+
+def test_groups_that_come_again_keep_their_numbers_whenever_rows_were_excluded(source):
+    with make(source, commit="on_ack") as loader:
+        groups = loader.get_samples(4)
+        loader.exclude(groups[:1])
+        state = json.loads(json.dumps(loader.state_dict()))
+    for number in range(3):
+        with make(source, commit="on_ack") as loader:
+            loader.load_state_dict(state)
+            loader.exclude(groups[number : number + 1])
+            state = json.loads(json.dumps(loader.state_dict()))
+            assert [group[0].group_index for group in loader.get_samples(2)] == [number + 1, number + 2]
+
+
+def test_an_epoch_that_begins_again_has_no_number_for_a_row_that_is_excluded(rows):
+    with make(rows) as loader:
+        loader.exclude(loader.get_samples(4)[1:2])
+        loader.set_epoch(1)
+        loader.set_epoch(0)
+        assert [group[0].group_index for group in loader.get_samples(4)] == [4, 5, 6, 7]
 
 
 def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_is_excluded(source):

@@ -243,6 +243,7 @@ def test_a_report_is_counted_whole_or_not_at_all(rows, tmp_path):
         groups[0][0].reward, groups[0][1].reward = 1.0, 0
         assert loader.report(groups[:1]) == 2
         assert loader.report(groups[0]) == 0, "samples without their group are the same"
+        assert [loader.report([[one]], [1.0]) for one in loader.get_samples(1)[0]] == [1, 1], "each is another attempt"
 
 
 def test_samples_of_another_loader_and_reports_without_outcomes_are_refused(rows, tmp_path):
@@ -255,6 +256,37 @@ def test_samples_of_another_loader_and_reports_without_outcomes_are_refused(rows
         pytest.raises(InvalidGroupError, match=r"AD482.*other\.jsonl"),
     ):
         loader.report(foreign, [1.0])
+
+
+def test_an_epoch_that_begins_again_is_decided_anew(rows):
+    with make(rows, outcomes=Outcomes(policy=PassRate(drop_above=0.9))) as loader:
+        batch = loader.get_next_batch(NUM_ROWS)
+        loader.report(batch, [float(row % 2) for row in ids(batch)])
+        loader.set_epoch(0)
+        assert sorted(ids(loader.get_next_batch(30))) == list(range(0, NUM_ROWS, 2))
+
+
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_groups_that_were_out_in_an_earlier_epoch_come_again_and_no_epoch_that_had_begun_is_decided_anew(
+    tmp_path, is_mixture
+):
+    path = write_rows(tmp_path / "rows.jsonl", 10)
+    source = Mix({"only": path}) if is_mixture else path
+    knobs = {"commit": "on_ack", "shuffle": False, "outcomes": Outcomes(policy=PassRate(drop_above=0.9))}
+    rows_of = lambda groups: ids(group[0] for group in groups)  # noqa: E731
+    with make(source, **knobs) as loader:
+        first = loader.get_samples(10)
+        loader.report(first, [float(row % 2) for row in rows_of(first)])
+        loader.ack(first)
+        out = loader.get_samples(4)
+        loader.report(out[:2], [1.0, 1.0])
+        assert rows_of(out + loader.get_samples(2)) == [0, 2, 4, 6, 8, 4]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(source, **knobs) as loader:
+        loader.load_state_dict(state)
+        again = loader.get_samples(4)
+        loader.report(again[2:], [1.0, 1.0])
+        assert rows_of(again + loader.get_samples(4)) == [0, 2, 4, 6, 8, 4, 6, 8]
 
 
 # Of a mixture, each part has a memory of its own

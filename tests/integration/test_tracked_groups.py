@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
-from asyncdata.errors import ConfigError, FilterError, LoaderClosedError
-from tests.support.loaders import make
-from tests.support.tokenize_fns import row_id
+from asyncdata.errors import ConfigError, EndOfData, FilterError, LoaderClosedError
+from tests.support.faults import until
+from tests.support.loaders import gated, is_wanted, make
+from tests.support.tokenize_fns import row_id, waits_for_a_file
 
 NUM_ROWS, SIZE = 24, 2
 
@@ -54,6 +55,35 @@ def test_what_is_not_tracked_is_refused(rows):
     packed = make(rows, packing=SoftPacking(max_length=64), batch_size=1)
     with packed as loader, pytest.raises(ConfigError, match=r"not from track\(\)"):
         loader.track()
+
+
+def test_a_short_last_batch_stays_dropped_after_a_restart_before_it_and_is_counted_once(rows):
+    knobs = {"commit": "on_ack", "epochs": 1, "drop_last": True}
+    with make(rows, **knobs) as loader:
+        first, second = loader.get_samples(10), loader.get_samples(10)
+        with pytest.raises(EndOfData):
+            loader.get_samples(10)
+        loader.ack(first)
+        state = loader.state_dict()
+    with make(rows, **knobs) as loader:
+        loader.load_state_dict(state)
+        assert numbers(loader.get_samples(10)) == numbers(second)
+        with pytest.raises(EndOfData):
+            loader.get_samples(1)
+        assert loader.statistics().dropped_total == {"drop_last": 4}
+
+
+def test_numbers_go_on_after_groups_that_were_out_where_another_epoch_is_begun_after_a_restart(rows):
+    with make(rows, commit="on_ack") as loader:
+        loader.add_samples(loader.get_samples(1))
+        loader.get_samples(3)
+        state = loader.state_dict()
+    with make(rows, commit="on_ack") as loader:
+        loader.load_state_dict(state)
+        loader.get_samples(1)
+        loader.set_epoch(1)
+        assert loader.statistics().tracked_groups == 1, "that of the buffer"
+        assert numbers(loader.get_samples(1)) == [3]
 
 
 # Groups one by one
@@ -154,6 +184,18 @@ def test_limits_that_cannot_work_are_refused(rows):
                 call()
 
 
+def test_finished_groups_that_are_taken_while_a_call_waits_are_not_served_by_that_call_as_well(tmp_path):
+    path, gate = gated(tmp_path, 20)
+    knobs = {"shuffle": False, "buffer_size": 8}
+    with make(path, waits_for_a_file, **knobs) as loader, ThreadPoolExecutor(1) as threads:
+        loader.add_samples(finished(loader.get_samples(2)))
+        waits = threads.submit(loader.get_samples, 30)
+        until(lambda: is_wanted(loader))
+        taken = numbers(loader.take_finished(1))
+        gate.touch()
+        assert (taken, numbers(waits.result())) == ([0], list(range(1, 31)))
+
+
 # Versions of the policy
 
 
@@ -171,6 +213,17 @@ def test_a_group_that_is_too_old_is_the_prompt_that_it_was(rows):
     with make(rows) as loader:
         loader.load_state_dict(state)
         assert loader.policy_version == 3
+        assert loader.statistics().too_old_groups_total == {"reset": 1}
+
+
+def test_a_group_that_was_out_and_is_too_old_is_reset_by_a_restart(rows):
+    with make(rows, max_policy_lag=0, commit="on_ack") as loader:
+        loader.add_samples(finished(loader.get_samples(1)))
+        loader.take_finished(1)
+        loader.policy_version = 3
+        state = loader.state_dict()
+    with make(rows, max_policy_lag=0, commit="on_ack") as loader:
+        loader.load_state_dict(state)
         assert loader.statistics().too_old_groups_total == {"reset": 1}
 
 

@@ -230,7 +230,6 @@ def test_68_a_function_or_source_that_asks_its_own_loader_is_refused_and_does_no
         assert len(loader.get_next_batch(3)) == 3, "another loader may be asked, as the error says"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "call",
     [

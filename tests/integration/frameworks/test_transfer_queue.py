@@ -40,6 +40,7 @@ STEPS = ("fill", "fill", "train", "train", "roll_out", "save_loader", "save_queu
 )
 @example([("fill", 0), ("save_queue", 0), ("crash", 0), ("fill", 0)], 1, False)
 @example([("fill", 0), ("train", 3), ("save_queue", 0), ("crash", 0)], 4, False)
+@example([("fill", 0), ("train", 0), ("save_loader", 0), ("crash", 0)], 4, False)
 def test_each_prompt_is_trained_once_whatever_was_saved_when(path, real, steps, room, drop_last):
     run = Run(path, real, room, drop_last=drop_last)
     for name, which in steps:
