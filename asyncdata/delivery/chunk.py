@@ -25,6 +25,8 @@ from asyncdata.delivery.bad_rows import BadRowPolicy, bad_row_error
 from asyncdata.order.order import GOLDEN, MASK, Words, mix, mix_one
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from asyncdata.core.columns import MediaRef
     from asyncdata.delivery.mixture import MergeRecord
 
@@ -553,6 +555,17 @@ def row_ids(file_ids: Any, offsets: Any) -> Ids:
         raise ConfigError("AD480 the outcome memory knows files up to number 2**20, and 2**44 bytes of each")
 
     return (files << np.uint64(_OFFSET_BITS)) | places
+
+
+def in_repeats(ids: Ids, repeats: Iterable[Sequence[int]]) -> Ids:
+    """These ids, ascending, and those of the same rows in files of ``repeats``: the numbers of one file, ascending. Ids
+    of such a file have its last number.
+    """
+    found = [ids]
+    for numbers in repeats:
+        of_file = ids[ids >> np.uint64(_OFFSET_BITS) == numbers[-1]]
+        found += [of_file - np.uint64(numbers[-1] - number << _OFFSET_BITS) for number in numbers[:-1]]
+    return np.sort(np.concatenate(found)) if len(found) > 1 else ids
 
 
 def is_excluded(ids: Ids, excluded: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -31,6 +31,7 @@ class RowPlaces:
         self._counts_rows = source.location(0, 5, 1).byte_offset != 5  # rows are located by their numbers
         self._refs: FileRefs | None = None
         self._numbers: dict[str, list[int]] = {}
+        self._repeats: list[list[int]] = []
 
     def files(self, path: Any) -> Sequence[int]:
         """The numbers of the file with this path, ascending; none, if the source has no such file."""
@@ -39,8 +40,14 @@ class RowPlaces:
             numbers: dict[str, list[int]] = {}
             for number, file in enumerate(refs):
                 numbers.setdefault(file.path, []).append(number)
+            self._repeats = [found for found in numbers.values() if len(found) > 1]
             self._numbers, self._refs = numbers, refs  # in this order, as another thread may read them
         return self._numbers.get(path, ())
+
+    def repeats(self) -> list[list[int]]:
+        """The numbers of each file that the source has several times."""
+        self.files("")
+        return self._repeats
 
     def offset(self, byte_offset: Any, row_number: Any) -> Any:
         """The one by which the source locates its rows."""

@@ -25,7 +25,7 @@ from asyncdata.core.errors import (
 )
 from asyncdata.core.threads import call_soon_in_this_loop, started_and_awaited
 from asyncdata.core.types import Group, Position, Sample
-from asyncdata.delivery.chunk import NO_IDS, Ids, row_ids
+from asyncdata.delivery.chunk import NO_IDS, Ids, in_repeats, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcome_memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
 from asyncdata.delivery.outcome_policy import PassRate, policy_of
@@ -169,9 +169,12 @@ class PartOutcomes:
         return any(not np.array_equal(ids, self.fresh[epoch]) for epoch, ids in early.items())
 
     def excluded(self, epoch: int) -> Ids:
-        """The ids of the rows that ``epoch`` excludes, ascending; none before that is decided."""
+        """The ids of the rows that ``epoch`` excludes, ascending, in each listing of their file; none before that is
+        decided.
+        """
         found = (memory.excluded.get(epoch) for memory in self.memories.values())
-        return next((ids for ids in found if ids is not None), NO_IDS)
+        ids = next((ids for ids in found if ids is not None), NO_IDS)
+        return in_repeats(ids, self._places.repeats()) if len(ids) else ids
 
     def forget_decisions(self, first: int, stop: int | None = None) -> None:
         """Keep the decisions of the epochs ``[first, stop)`` only."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import Mix, Outcomes, PassRate, Sample, SoftPacking
+from asyncdata import JsonlSource, Mix, Outcomes, PassRate, Sample, SoftPacking
 from asyncdata.errors import (
     ConfigError,
     EndOfData,
@@ -55,6 +55,14 @@ def run(loader, num_steps):
 
 
 # What is left out
+
+
+def test_a_solved_row_of_a_file_that_is_listed_twice_comes_by_neither(tmp_path):
+    source = JsonlSource([str(write_rows(tmp_path / "rows.jsonl", 6))] * 2, allow_repeats=True)
+    with make(source, shuffle=False, num_workers=0, outcomes=Outcomes(policy=PassRate(drop_above=0.9))) as loader:
+        batch = loader.get_next_batch(12)
+        loader.report(batch, [float(row % 2) for row in ids(batch)])
+        assert ids(loader.get_next_batch(12)) == [0, 2, 4] * 4
 
 
 def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows, tmp_path):
