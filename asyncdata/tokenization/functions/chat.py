@@ -16,7 +16,15 @@ from asyncdata.core.settings import needing, resolve_path
 from asyncdata.tokenization.chat_template.calls import fit_calls
 from asyncdata.tokenization.column_writer import NOT_TRAINED, Buffer, ColumnWriter, common_prefix, trained_runs
 from asyncdata.tokenization.encoders.text_encoder import open_encoder
-from asyncdata.tokenization.functions.of_chat import ChatDrafts, Chats, OfChat, PairsOfTexts, chosen_messages, num_alike
+from asyncdata.tokenization.functions.of_chat import (
+    ChatDrafts,
+    Chats,
+    OfChat,
+    PairsOfTexts,
+    chosen_messages,
+    more_keys,
+    num_alike,
+)
 from asyncdata.tokenization.functions.text import NOTHING_TRAINED, Draft, Drafting, Encoded, OfAnyLength, RowTokenizer
 from asyncdata.tokenization.functions.tokenizer_settings import Name
 from asyncdata.tokenization.row_fields import TURN_FLAGS, Account, RowReader, TurnFlag
@@ -82,7 +90,7 @@ class ChatTokenizeFn(OfChat, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"dialect={self.dialect!r} has keys of its own: leave messages_key out")
 
         if self.processor is not None:
-            self.adopt_processor()
+            self._adopt_processor()
 
     @property
     def _has_default_keys(self) -> bool:
@@ -195,7 +203,7 @@ class _Pairs(RowTokenizer):
         encoder.ids_of(eos, "eos")  # it must be one
         row = RowReader(
             {"chosen": fn.chosen_key, "rejected": fn.rejected_key},
-            {"prompt": fn.prompt_key, "system": "system", **fn.more_keys},
+            {"prompt": fn.prompt_key, "system": "system", **more_keys(fn)},
             decoded=(*_Pair._fields, "system"),
             account=Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True),
         )

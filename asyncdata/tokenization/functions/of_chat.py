@@ -65,12 +65,6 @@ class OfChat(OfAnyLength, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Whether rows may be text that no template renders."""
         return False
 
-    @property
-    def more_keys(self) -> dict[str, str | None]:
-        """``{field: key}`` of what a row may have beside its chats."""
-        variables = None if _VARIABLES in self.ignore_keys else _VARIABLES
-        return {"tools": self.tool_key, "metadata": self.metadata_key, _VARIABLES: variables}
-
     def has_template(self, files: TokenizerFiles) -> bool:
         """Whether there is a chat template; without one, rows must be text."""
         return bool(files.chat_templates) or self.chat_template is not None or not self.may_be_text
@@ -185,6 +179,12 @@ def num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
+def more_keys(fn: OfChat) -> dict[str, str | None]:
+    """``{field: key}`` of what a row may have beside its chats."""
+    variables = None if _VARIABLES in fn.ignore_keys else _VARIABLES
+    return {"tools": fn.tool_key, "metadata": fn.metadata_key, _VARIABLES: variables}
+
+
 def chosen_messages(train_on: str, messages: list[Message]) -> list[int]:
     """The indices of the messages that ``train_on`` chooses, of the assistant alone."""
     numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
@@ -211,7 +211,7 @@ class Chats(RowTokenizer):
 
         files = fn.files()
         account = Account.of_chats(fn.ignore_keys, fn.tool_key, are_trained=True)
-        row = DialectReader(dialect, keys, fn.more_keys | (picture_keys or {}), decided_by, label_key, account)
+        row = DialectReader(dialect, keys, more_keys(fn) | (picture_keys or {}), decided_by, label_key, account)
         super().__init__(fn, row, open_encoder(files, fn.tokenizer_backend, offsets=True))
         self._fn, self._train_on, self._flags = fn, train_on, frozenset(fn.turn_flags)
         self._noted = self._flags | NOTED_KEYS

@@ -66,7 +66,7 @@ class PromptTokenizeFn(OfTokenizer, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         self.check_fields("chat_template_kwargs")
         if self.processor is not None:
-            self.adopt_processor()
+            self._adopt_processor()
             if not self.apply_chat_template:
                 raise ConfigError("a processor of pictures needs apply_chat_template=True: the template writes marks")
 

@@ -125,7 +125,7 @@ class OfTokenizer(_First, frozen=True, kw_only=True):
         """The :class:`~asyncdata.Processor`, where there is such a field; its folder may have been given."""
         return getattr(self, "processor", None)
 
-    def adopt_processor(self) -> None:
+    def _adopt_processor(self) -> None:
         """Have ``processor`` be a :class:`~asyncdata.Processor`: it may be given as a folder, or as its settings.
 
         :raises ConfigError: if it is none, or pictures are to be left out.
