@@ -65,7 +65,7 @@ def drawn_rows(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    "number", [6, pytest.param(20, marks=pytest.mark.thorough), pytest.param(100, marks=pytest.mark.slow)]
+    "number", [6, pytest.param(20, marks=pytest.mark.thorough), pytest.param(500, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_samples_have_the_tokens_and_features_of_the_processor(tmp_path, folders, family, number):
