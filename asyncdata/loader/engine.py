@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from functools import partial
@@ -16,7 +15,7 @@ from asyncdata.checkpoint.snapshot import Snapshot
 from asyncdata.core import __version__
 from asyncdata.core.errors import ConfigError, PrefetchTimeoutError, SnapshotMismatchError, get_logger
 from asyncdata.core.settings import checked_timeout
-from asyncdata.core.threads import at_exit, identity, watch_end
+from asyncdata.core.threads import at_exit, end_all, identity, watch_end
 from asyncdata.core.types import Group, Position
 from asyncdata.delivery.channel import Exclusions
 from asyncdata.delivery.chunk import StreamDigest
@@ -566,8 +565,7 @@ def _close_all() -> None:
     for engine in list(_open_at_exit):
         if engine.service.is_here:
             engine.close()
-    if (threads := sys.modules.get("asyncdata.core.threads")) is not None:
-        threads.end_all()
+    end_all()
 
 
 at_exit(_close_all)

@@ -171,7 +171,7 @@ def split_lines(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
     :param pieces: the text from ``offset`` on.
     """
     held: list[bytes] = []  # the beginning of a line whose end has not come
-    mark: list[bytes] = []
+    start = b""  # of a line that is too long: a mark, or a byte in place of what is not held
     num_bytes = num_lost = 0  # of it; a line that is too long is not held
     for piece in pieces:
         end = piece.rfind(b"\n") + 1
@@ -186,9 +186,9 @@ def split_lines(pieces: Iterable[bytes], offset: int, number: int, max_row_bytes
             num_bytes += len(piece) - end
         if num_bytes > max_row_bytes + len(_BOM):
             if not num_lost:
-                mark = [_BOM] if offset == 0 and b"".join(held).startswith(_BOM) else []
-            held = list(mark)  # the row begins after it
-            num_lost = num_bytes - len(_BOM) * len(mark)
+                start = _BOM if offset == 0 and b"".join(held).startswith(_BOM) else b"-"
+            held = [start]
+            num_lost = num_bytes - len(start)
     if num_bytes:
         yield _rows(b"".join(held) + b"\n", offset, number, num_lost, max_row_bytes)
 

@@ -184,6 +184,7 @@ def placed(parts: Iterable[Any], limit: int = NO_LIMIT) -> list[tuple[int, Row]]
 @example(BOM + b"\n", [1, 1], [], 12, 0)
 @example(b"xxxx" + BOM + b"x", [4, 4], [], 0, 0)
 @example(BOM + b"xxxx", [2, 2], [], 1, 0)
+@example(b"xxxx" + BOM + b"\n", [4], [], 0, 0)
 def test_lines_are_the_rows_of_a_text_that_comes_in_pieces_and_goes_on_at_any_place(text, first, second, limit, number):
     parts = list(split_lines(cut(text, first), 0, 0, limit))
 
