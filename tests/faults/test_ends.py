@@ -252,7 +252,7 @@ from asyncdata import DataLoader
 torch.set_num_threads(1)
 numbers = torch.randn(100, 100)
 def multiplies(row):
-    for _ in range(300):
+    for _ in range(100):
         numbers @ numbers
     return {"input_ids": [1]}
 with DataLoader(sys.argv[1], tokenize_fn=multiplies, num_workers=0, batch_size=1) as loader:
@@ -263,6 +263,6 @@ with DataLoader(sys.argv[1], tokenize_fn=multiplies, num_workers=0, batch_size=1
 @pytest.mark.thorough
 def test_a_program_that_ends_while_torch_computes_in_the_thread_of_its_loader_is_not_aborted(tmp_path):
     pytest.importorskip("torch")
-    rows = str(write_rows(tmp_path / "rows.jsonl", 1000))
-    programs = [subprocess.Popen([sys.executable, "-c", TORCH_INLINE, rows]) for _ in range(4)]
-    assert [program.wait() for program in programs] == [0] * 4
+    rows = str(write_rows(tmp_path / "rows.jsonl", 100))
+    programs = [subprocess.Popen([sys.executable, "-c", TORCH_INLINE, rows]) for _ in range(2)]
+    assert [program.wait() for program in programs] == [0, 0]

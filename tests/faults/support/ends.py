@@ -328,6 +328,7 @@ def on_ray(settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     given = json.loads(sys.argv[1])
     warnings.simplefilter(given.pop("policy", "always"), ResourceWarning)
     way = given.pop("way")
