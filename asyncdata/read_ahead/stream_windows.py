@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -358,8 +357,7 @@ class StreamWindows(Windows):
     async def _serve(self, fill: _Fill) -> None:
         self._running, self._began = fill, time.monotonic()
         # Abandoned on cancellation: a user's generator may never return, and close() has a deadline.
-        read = partial(finished_before_exit, self._read)
-        outcome = await anyio.to_thread.run_sync(read, fill, abandon_on_cancel=True)
+        outcome = await anyio.to_thread.run_sync(finished_before_exit, self._read, fill, abandon_on_cancel=True)
         self._running = None
         if not fill.is_given_up:
             if isinstance(outcome, WindowRows):

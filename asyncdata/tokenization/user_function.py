@@ -202,7 +202,7 @@ class Result(NamedTuple):
 def counted(number: int, counts: dict[str, int], **columns: bytes) -> Result | str:
     """A sample of so many tokens that are not known yet, or the reason to drop a row of none.
 
-    -1 stands for each token: it is no id, so nobody trains it by mistake.
+    Each token is written as -1. That is not a token id, so it is never trained on by mistake.
 
     :param counts: how many values the load will give of each of its columns.
     """

@@ -64,8 +64,9 @@ class _ThreadWorker(Worker):
         has a deadline.
         """
         try:
-            call_it = partial(finished_before_exit, self.handler)
-            return await anyio.to_thread.run_sync(call_it, call.request, abandon_on_cancel=True)
+            return await anyio.to_thread.run_sync(
+                finished_before_exit, self.handler, call.request, abandon_on_cancel=True
+            )
         except RuntimeError as error:
             if not is_shortage(error):
                 raise

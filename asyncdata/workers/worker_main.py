@@ -48,7 +48,7 @@ from asyncdata.core.messages import (
 from asyncdata.core.settings import resolve_path
 from asyncdata.core.threads import end_with_parent
 from asyncdata.tokenization.base import BatchTokenizer, open_spec
-from asyncdata.tokenization.encoders.fast_backends import do_idle_work, give_back_memory, has_idle_work
+from asyncdata.tokenization.encoders.fast_backends import do_idle_work, do_when_idle, give_back_memory, has_idle_work
 from asyncdata.workers.base import (
     COMMAND,
     FORK,
@@ -360,19 +360,16 @@ def _serve(number: int, sock: socket.socket, opened: _Opened) -> None:
     handler = Handler(opened.job, opened.slots, opened.tokenizer, progress, counts)
     if opened.job.keeps_blocks:
         signal.signal(signal.SIGTERM, lambda *_: _finish(handler))
-    has_loaded = False
+    freed = _FreedMemory()
     while True:
-        if (has_idle_work() or has_loaded) and _is_quiet(sock):
+        if has_idle_work() and _is_quiet(sock):
             do_idle_work()
-            if has_loaded:
-                give_back_memory()
-                has_loaded = False
         request_id, body = receive(sock)
         progress.begin(request_id)
         request: Request = decode_request(body)
-        if isinstance(request, Tokenize) and request.is_load and not has_loaded:
+        if isinstance(request, Tokenize) and request.is_load:
             _keep_freed_memory(_KEPT_BYTES_OF_MEDIA, maps_blocks=False)
-            has_loaded = True
+            do_when_idle(freed)
         reply = handler(request)
         progress.begin(0)
         send_pieces(sock, pieces(request_id, reply))
@@ -397,6 +394,14 @@ def send_pieces(sock: socket.socket, data: Sequence[Data | bytearray]) -> None:
     left = sum(map(len, data)) - sock.sendmsg(data)
     if left:
         sock.sendall(b"".join(data)[-left:])
+
+
+class _FreedMemory:
+    """What the loading of media has freed and kept."""
+
+    def on_pause(self) -> None:
+        """Give it back."""
+        give_back_memory()
 
 
 def _keep_freed_memory(num_bytes: int, *, maps_blocks: bool = True) -> None:
