@@ -1,7 +1,5 @@
 """The tokenizer backends: which of them are installed, how ours is asked for one, and what each can do by itself."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from functools import partial

@@ -9,26 +9,22 @@ many rows each, then those of a rank into micro-batches, as many as the rank wit
 (``build_dp_schedule`` with ``balance_data``) packs by first fit, and differences the costs of micro-batches into ranks.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import heapq
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from asyncdata import balance
 from tests.benchmarks.framework import show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Dealt = list[list[list[int]]]
 MODEL = {"hidden_size": 4096, "num_attention_heads": 32, "num_query_groups": 8, "kv_channels": 128, "num_layers": 32}

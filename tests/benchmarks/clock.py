@@ -1,7 +1,5 @@
 """When this process began: imported before anything else by whatever is measured from its first statement."""
 
-from __future__ import annotations
-
 import time
 
 BEGAN = time.perf_counter()

@@ -1,18 +1,14 @@
 """Who is in the contest: ours, and the peers that could be installed; each runs in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tests.benchmarks.backends import FAST_BACKENDS
+from tests.benchmarks.framework import Bench
 from tests.benchmarks.peers.environments import AbsentError, environment
 from tests.benchmarks.watching import measured
-
-if TYPE_CHECKING:
-    from tests.benchmarks.framework import Bench
 
 __all__ = ("OURS", "PEERS", "Contestant", "parts_of", "present")
 
@@ -70,12 +66,7 @@ class Contestant(NamedTuple):
         return self._run("resume", bench, path, folder=folder, state=state)
 
     def _ours(self, bench: Bench, path: str) -> dict[str, Any]:
-        return {
-            "path": path,
-            "tokenizer": bench.tokenizer,
-            "backend": self.backend,
-            "num_workers": bench.num_workers,
-        }
+        return {"path": path, "tokenizer": bench.tokenizer, "backend": self.backend, "num_workers": bench.num_workers}
 
     def _run(self, mode: str, bench: Bench, path: str, *, watched: bool = False, **settings: Any) -> dict[str, float]:
         with tempfile.TemporaryDirectory(dir=bench.folder) as scratch:

@@ -10,17 +10,15 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tests.benchmarks.backends import installed
 from tests.benchmarks.inputs import prompts
 from tests.benchmarks.watching import measured
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 Figures = dict[str, list[float]]
 """Every figure of something measured, by name, a value a round."""

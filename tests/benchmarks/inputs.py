@@ -5,20 +5,16 @@ tokenizer that remembers words would be too fast on text that repeats itself, an
 is made once, and kept in its folder.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import random
 import sysconfig
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 MAX_FRESH_MB = 500
 """Larger files repeat one of 50 MB: what they are for is their size, and nothing's speed is taken on their text."""

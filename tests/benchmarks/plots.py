@@ -4,8 +4,6 @@ Small SVG files, the same bytes for the same figures, without a background: grey
 white and on black.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """One measurement in a process of its own: ``python -m tests.benchmarks.probe NAME JSON`` prints one JSON object."""
 
-from __future__ import annotations
-
 from tests.benchmarks import clock  # isort: skip - the clock starts before anything else  # noqa: F401
 
 import importlib

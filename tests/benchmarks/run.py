@@ -6,8 +6,6 @@ runs (small inputs, few rounds: its figures mean nothing, and it gives no verdic
 come: ``--resume`` continues an interrupted run.
 """
 
-from __future__ import annotations
-
 import argparse
 import compileall
 import contextlib

@@ -4,18 +4,14 @@ deff = variance of batch means / variance of the means of independent batches: h
 batch is worth. 1 is a full permutation; a batch of one topic has deff = batch size.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.benchmarks.inputs import made
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 NUM_ROWS, RUN_ROWS, BATCH = 1_000_000, 5_000, 256
 NUM_LABELLINGS = 80

@@ -8,8 +8,6 @@ data: a streaming dataset with a shuffle buffer of 10,000 rows and one prefetchi
 integration was never released.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

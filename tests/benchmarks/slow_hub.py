@@ -4,26 +4,19 @@ It prints the hub's address, that of the file on the web server, and those of an
 In the hub, the file is ``data/rows.jsonl`` of the data set ``bench/rows``. It ends when its input ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.benchmarks.watching import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
-from tests.support.http_server import HttpServer, ranged
+from tests.support.http_server import HttpServer, Request, Response, ranged
 from tests.support.hub_server import HubServer
 from tests.support.stores import BUCKET, s3
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.http_server import Request, Response
 
 
 @contextmanager

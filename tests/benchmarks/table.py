@@ -1,7 +1,5 @@
 """The suite's results as tables for the docs: ``python -m tests.benchmarks.table results.json``."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -4,8 +4,6 @@ Memory is proportional set size, looked at up to five times a second, for at mos
 What is mapped from a memfd is in it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -51,11 +49,7 @@ def _watch(pid: int, peak: list[int], done: threading.Event) -> None:
 
 
 def measured(
-    command: list[str],
-    environment: dict[str, str] | None = None,
-    *,
-    watched: bool = False,
-    timeout_s: float = 900,
+    command: list[str], environment: dict[str, str] | None = None, *, watched: bool = False, timeout_s: float = 900
 ) -> dict[str, Any]:
     """What ``command`` prints as its last line; watched, with ``peak_pss_mb``.
 

@@ -14,8 +14,6 @@ Where others use the machine as well, compare CPU seconds: they count what was c
 Memory is proportional set size, looked at from outside; see :mod:`tests.benchmarks.watching`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

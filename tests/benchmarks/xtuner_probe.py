@@ -1,7 +1,5 @@
 """One side of :mod:`tests.benchmarks.xtuner_beside`, in a process of its own: ``... xtuner_probe SIDE JSON``."""
 
-from __future__ import annotations
-
 from tests.benchmarks.clock import seconds  # isort: skip - the clock starts before anything else
 
 import importlib
@@ -94,13 +92,7 @@ class Ours:
     """The loader, with as many workers."""
 
     def __init__(
-        self,
-        path: str,
-        tokenizer: str,
-        cache: str,
-        max_length: int,
-        num_workers: int,
-        backend: str = "hf",
+        self, path: str, tokenizer: str, cache: str, max_length: int, num_workers: int, backend: str = "hf"
     ) -> None:
         from asyncdata import ChatTokenizeFn, DataLoader, LengthGrouping, PackedCollator, SoftPacking
 

@@ -3,8 +3,6 @@
 Several files, as of several Pythons or machines, are added up.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

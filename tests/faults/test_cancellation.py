@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
@@ -20,9 +22,6 @@ from tests.support.parts import no_op
 from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
-    from pathlib import Path
-
     Call = Callable[[], Coroutine[Any, Any, Any]]
 
 trio = pytest.importorskip("trio")

@@ -4,12 +4,12 @@ An error names the file. Nothing of another content is ever delivered in this on
 as chmod, changes nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,10 +21,6 @@ from tests.support.figures import record
 from tests.support.loading import NEVER_S, ids
 from tests.support.streams import frames, jsonl, members
 from tests.support.tokenize_fns import row_id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 

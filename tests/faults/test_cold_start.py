@@ -4,8 +4,6 @@ The data goes beyond every number at which something is cut: the rows of a windo
 windows, the blocks of an index request, and the requests that all workers have room for.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ends of scripts: each way in which a program ends, with each thing that a loader may have loaded."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

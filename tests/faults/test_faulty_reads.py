@@ -1,7 +1,5 @@
 """Short and late reads change nothing. A failed read is named in the error, and a resumed run continues after it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -9,7 +7,8 @@ import json
 import os
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -21,9 +20,6 @@ from tests.support.figures import record
 from tests.support.loading import NEVER_S
 from tests.support.sources import KINDS, make_rows
 from tests.support.tokenize_fns import row_id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 

@@ -2,8 +2,6 @@
 with all its groups, also those that have files of their own; and nothing stays that no checkpoint names.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

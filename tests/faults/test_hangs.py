@@ -1,7 +1,5 @@
 """What hangs, hangs no trainer: a row, a stream, a disk. The error names it; how long that took is a figure."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,20 +1,20 @@
 """Whatever lies in data, in a tokenizer's folder, in a cache or in a snapshot: no code of theirs ever runs."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle
 import random
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from asyncdata import ChatTokenizeFn, DataLoader, HuggingFaceSource, Limits, PromptTokenizeFn
+from asyncdata import ChatTokenizeFn, DataLoader, HuggingFaceSource, Limits, PromptTokenizeFn, Sample
 from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import AsyncDataError, BadRowError, ConfigError, EndOfData, NoSamplesError, SnapshotError
 from tests.faults.support.damage import Malicious
@@ -23,12 +23,6 @@ from tests.support.faults import num_rounds, say
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.parts import SCHEMA, make_environment
 from tests.support.tokenize_fns import id_and_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from asyncdata import Sample
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(600)]
 

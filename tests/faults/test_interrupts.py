@@ -3,8 +3,6 @@
 Cancellations are in ``test_cancellation.py``, at each await.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

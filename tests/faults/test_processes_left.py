@@ -1,7 +1,5 @@
 """Trainers that are killed, and loaders that are closed: no process is left. Other ends are in ``test_ends.py``."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -1,7 +1,5 @@
 """Actors of a Ray cluster are killed, alone or with their node; what is delivered is D all the same."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,14 +1,13 @@
 """No wake-up is lost: restarts in random places, with delays at every await and every callback, under a watchdog."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +20,6 @@ from tests.support.faults import num_rounds, say, until
 from tests.support.figures import record
 from tests.support.loaders import make, slots_in_use
 from tests.support.loading import ids
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 

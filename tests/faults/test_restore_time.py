@@ -1,7 +1,5 @@
 """Restoring far after the start takes no longer than near it, and a snapshot hardly stops the trainer."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

@@ -1,7 +1,5 @@
 """A fault in any callback of the service ends every call that waits, and every later one, with an error."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from contextlib import ExitStack

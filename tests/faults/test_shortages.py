@@ -1,7 +1,5 @@
 """The system has no more memory, files, threads, processes or disk space for a while: no row is to blame for that."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

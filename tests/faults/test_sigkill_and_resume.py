@@ -1,7 +1,5 @@
 """The trainer's process is killed at random instants; what it had, and what its successors get, is D."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import time

@@ -1,7 +1,5 @@
 """Wherever ``save`` is killed, interrupted or refused by the disk, the old snapshot or the new one is there, whole."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

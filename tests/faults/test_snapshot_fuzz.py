@@ -1,7 +1,5 @@
 """Ten thousand files that are no snapshots any more, or never were: each is refused, and no code of theirs runs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A long run takes as much memory at its end as after its warm-up, and leaves nothing when it is closed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,14 +1,13 @@
 """A store that fails in every way: what is delivered is D all the same, and each error names what failed and where."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,9 +21,6 @@ from tests.support.figures import record
 from tests.support.http_server import HttpServer, Request, Response, ranged
 from tests.support.loading import NEVER_S
 from tests.support.tokenize_fns import id_and_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest.importorskip("obstore")
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]

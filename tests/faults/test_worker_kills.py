@@ -1,7 +1,5 @@
 """Workers are killed, stopped, and brought down by a row; what is delivered is D all the same."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import os

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from asyncdata.loader import proving
 from asyncdata.tokenization.encoders import equivalence_records, equivalence_sweep, fast_backends
+from asyncdata.tokenization.encoders.fast_backends import FlatIds
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     import pytest
     from tokenizers import Tokenizer
-
-    from asyncdata.tokenization.encoders.fast_backends import FlatIds
 
 FEW = (9, 10, 13, *range(0x20, 0x7F), *range(0xDE, 0x102), 0x301, 0x323, *range(0x410, 0x418), 0x4E2D, 0xAC01, 0x1F600)
 """The characters of a short sweep."""

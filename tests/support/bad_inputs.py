@@ -1,11 +1,10 @@
 """What the catalogue of bad inputs asks of every case: an outcome that is ours, and where the bad row lies."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from structlog.testing import capture_logs
 
@@ -14,9 +13,6 @@ from asyncdata import DataLoader, PromptTokenizeFn
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import AsyncDataError
 from tests.support.loading import NEVER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PACKAGE = str(Path(asyncdata.__file__).parent)
 GOOD = [json.dumps({"input": f"question {number}", "label": number}).encode() for number in range(4)]

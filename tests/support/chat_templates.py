@@ -1,7 +1,5 @@
 """Chat templates in the manner of well-known models, written for these tests; and small ones that try one thing."""
 
-from __future__ import annotations
-
 __all__ = ("LOOKS", "ODD", "SPECIAL", "WELL_KNOWN", "plain")
 
 SPECIAL = (

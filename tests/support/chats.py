@@ -1,7 +1,5 @@
 """Chats, and templates that are hard to read."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

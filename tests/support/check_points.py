@@ -4,20 +4,16 @@ CPython looks for signals when a Python function begins, at the end of a loop's 
 or any function called with ``*args``, has returned. A tracing function sees each of these instants pass, and raises.
 """
 
-from __future__ import annotations
-
 import _weakrefset
 import dis
 import gc
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import asyncdata
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
 
 _FOLDER = asyncdata.__path__[0]
 _WEAK = frozenset({_weakrefset.__file__, weakref.__file__})

@@ -1,7 +1,5 @@
 """Chunks made by hand, and what says how many rows a chunk has."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -6,13 +6,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from asyncdata import AsyncDataLoader, DataLoader
+from asyncdata.loader.service import Service
 from tests.support.loading import NEVER_S
 
 if TYPE_CHECKING:
     import pytest
-
-    from asyncdata import AsyncDataLoader, DataLoader
-    from asyncdata.loader.service import Service
 
 
 def service_of(loader: DataLoader | AsyncDataLoader) -> Service:

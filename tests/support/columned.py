@@ -1,7 +1,5 @@
 """Tokenize functions that declare columns, and what each row's must be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

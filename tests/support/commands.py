@@ -1,7 +1,5 @@
 """Commands of asyncdata, as tests run them."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -3,22 +3,18 @@
 This is the only place that knows how: calls are seen as a profiler sees them, so no module of the library is named.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import asyncdata
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = str(Path(asyncdata.__file__).parent)
 OFTEN, RARELY, TASKS = 0.25, 0.0005, 0.1

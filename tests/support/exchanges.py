@@ -1,12 +1,7 @@
 """Exchanges between ranks that are threads of this process."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 WAIT_S = 120
 """Nothing takes so long: a rank that is waited for has been lost."""

@@ -1,26 +1,20 @@
 """An executor that runs inside a test, what it is asked, and what it answers."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
 import numpy as np
 
 from asyncdata import JsonlSource
-from asyncdata.core.messages import Failed, Job, Scanned, Tokenized
+from asyncdata.core.messages import Failed, Job, Request, Scanned, Tokenized
 from asyncdata.read_ahead.windows import BlockWindow
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.base import MAX_LOSSES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-    from pathlib import Path
-
-    from asyncdata.core.messages import Request
 
 NEVER_S = 240.0
 """A deadline that only a test which has failed reaches."""

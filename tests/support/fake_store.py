@@ -1,15 +1,11 @@
 """A store that is told what to answer; opened by its import path, as every store is."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 from asyncdata.core.identity import Address
 from asyncdata.sources.remote.store import ObjectStamp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class FakeStore:

@@ -4,8 +4,6 @@ What it does to a request depends only on the seed, on the request, and on how o
 does the same whatever the order of requests; and a client that tries often enough succeeds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import closing
 from hashlib import blake2b

@@ -5,14 +5,9 @@ memory is reported and not asserted, as the machine may be busy. ``tests/conftes
 have found, writes all to a file and ends the run with the table; ``python -m tests.faults.table FILE`` prints it again.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ("TARGETS", "Figure", "Target", "record", "recorded", "table", "total")
 

@@ -1,13 +1,9 @@
 """Every tokenize function with a tokenizer, and a row for it: what contracts of all of them are held with."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ("CHAT", "KINDS", "Kind", "chat_prompt", "fixed_length")
 

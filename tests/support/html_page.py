@@ -1,7 +1,5 @@
 """What a page has: its sections and tables as text, and its program's data, as a browser's parser finds them."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,19 +1,14 @@
 """A small HTTP/1.1 server on loopback, with a thread for each connection: a test says what it answers."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from typing import Self
+from typing import Any, NamedTuple, Self
 
 __all__ = ("HttpServer", "Request", "Response", "byte_range", "ranged")
 

@@ -1,17 +1,13 @@
 """A hub on loopback: data sets and buckets as ``huggingface_hub`` asks for them, in pages, by redirects and ranges."""
 
-from __future__ import annotations
-
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from tests.support.http_server import HttpServer, Request, Response, ranged
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 __all__ = ("HubServer",)
 

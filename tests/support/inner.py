@@ -1,7 +1,5 @@
 """What is inside of the package and tests change, each by a name of its own: if it moves, a line here follows it."""
 
-from __future__ import annotations
-
 from pkgutil import resolve_name
 from typing import Any
 

@@ -1,16 +1,12 @@
 """Loaders of chats with pictures, sounds or videos, and such media with a damage."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 from asyncdata import ChatTokenizeFn, DataLoader, Processor
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 __all__ = ("ANSWER", "assert_only_some_are_bad", "asks", "damaged", "loaded", "loader_of", "written")
 

@@ -7,8 +7,6 @@ take hours. With ``--seconds`` the tests of a mutant are only so many: then the 
 is noticed must not be smaller than the recorded one, in ``tests/mutation_scores.json``; ``--record`` writes it there.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc
@@ -24,15 +22,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.support.mutants_reach import RECORDER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.support.mutants_reach import Reached
+from tests.support.mutants_reach import RECORDER, Reached
 
 __all__ = ("FOUND", "Results", "SCORES", "chosen", "percent", "read", "table")
 

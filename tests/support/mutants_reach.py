@@ -5,8 +5,6 @@ Each process of the tests writes one file into the folder that ``MUTANTS_REACHED
 ``MUTANT_UNDER_TEST`` must be "stats", and ``MUTANTS_OF_TEST`` an empty folder, for what is reached before any test.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

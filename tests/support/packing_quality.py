@@ -1,7 +1,5 @@
 """How full packs are and how well ranks are balanced, beside XTuner's plans: counts, the same on every machine."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

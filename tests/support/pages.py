@@ -1,7 +1,5 @@
 """Fenced blocks of Markdown pages: found, run, and compared with what the page says."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import importlib

@@ -1,21 +1,15 @@
 """Parquet files of a few rows."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asyncdata.core.messages import Block, Job, Overflow
 from asyncdata.core.settings import resolve_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from asyncdata.sources.arrow import parquet_reader
-    from asyncdata.sources.arrow.parquet import ParquetBlocks
-
+from asyncdata.sources.arrow import parquet_reader
+from asyncdata.sources.arrow.parquet import ParquetBlocks
 
 pa = pytest.importorskip("pyarrow")
 

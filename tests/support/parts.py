@@ -1,7 +1,5 @@
 """The parts of the package that tests take apart: where each is found. If it moves, a line here follows it."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,16 +1,12 @@
 """Real processors of transformers that need no download, and pictures for them."""
 
-from __future__ import annotations
-
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 __all__ = ("PATCH", "chat_template", "draw", "image_processor", "of_bytes", "processor_of", "save_processor")
 __all__ += ("tokenizer_of",)

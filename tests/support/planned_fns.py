@@ -1,7 +1,5 @@
 """Tokenize functions for rows ``{"id": ..., "n": ...}``; a file that a row names as ``gate`` changes what they do."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

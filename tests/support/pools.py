@@ -1,7 +1,5 @@
 """Pools of workers over rows whose tokens are their ids."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

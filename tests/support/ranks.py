@@ -1,24 +1,20 @@
 """Ranks of a training run, a loader each, in this process and in lock step; rows whose tokens say whose they are."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 import asyncdata
 from asyncdata import DataLoader, Document, HardPacking, LengthGrouping, Mix, PackedCollator, Shuffle, SoftPacking
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
 Row = dict[str, Any]
 

@@ -4,22 +4,18 @@
 cluster, when its input ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -1,17 +1,12 @@
 """Reads a source as a user does: by a loader, in the order in which its rows lie."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from asyncdata import DataLoader, RowFn
+from asyncdata import DataLoader, RowFn, Sample
 from asyncdata.errors import SourceError
 from tests.support.loading import NEVER_S
-
-if TYPE_CHECKING:
-    from asyncdata import Sample
 
 AS_IT_LIES = {"tokenize_fn": RowFn(), "shuffle": False, "epochs": 1, "batch_size": 50, "num_workers": 0}
 

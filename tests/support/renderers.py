@@ -1,7 +1,5 @@
 """Renderers that worker processes import by path: a token for each character, and one for each role and end."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 END = 9

@@ -1,19 +1,13 @@
 """Pages of made-up runs: the usual one, one with hostile texts, and ones of any number of ranks and samples."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from asyncdata.cli.main import main
-from asyncdata.telemetry.records import BadRowRecord, Document, End, Event, SourceCounts, TokenizerName
+from asyncdata.telemetry.records import BadRowRecord, Document, End, Event, Record, SourceCounts, TokenizerName
 from tests.support.telemetry_files import BEGAN, interval, place, sample, start, write, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from asyncdata.telemetry.records import Record
 
 __all__ = ("HOSTILE", "page_of", "write_hostile_run", "write_packed_run", "write_run_of", "written_page")
 

@@ -1,7 +1,5 @@
 """What the tests of slime's data source share: rows, arguments, and the driver's rollout id."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
@@ -9,17 +7,15 @@ import sys
 import threading
 import types
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from asyncdata.integrations.slime import AsyncDataSource
 from asyncdata.integrations.slime.samples import SlimeSample as SlimeSample
 from tests.support.peers.checkouts import sglang, stand_ins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HOOKS = "slime.rollout.sample_hooks"
 

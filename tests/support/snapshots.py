@@ -1,7 +1,5 @@
 """Snapshots of each schema, and what a refusal says."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

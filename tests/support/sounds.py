@@ -1,7 +1,5 @@
 """Real processors of transformers for sounds that need no download, and sounds for them."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

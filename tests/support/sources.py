@@ -1,19 +1,15 @@
 """Every kind of source, each as one entry: how rows are written so that a loader can read them."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from asyncdata import IterableSource, JsonlSource, ParquetSource
 from asyncdata.core.identity import digest
 from tests.support.stores import BUCKET, FAST, http_host, s3
 from tests.support.streams import frames, jsonl, members
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 Row = dict[str, Any]
 Rows = list[Row]

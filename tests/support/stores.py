@@ -1,19 +1,15 @@
 """Stores on loopback: S3 by moto, and a host of http that notes its requests and fails as it is told."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from tests.support.http_server import HttpServer, Request, Response, ranged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 BUCKET = "test-bucket"
 SECRET = "sEcReTkEyOfTheTests0123456789"

@@ -1,24 +1,17 @@
 """Streams of rows for tests: one that can be watched, broken and stopped, and what is known of windows without one."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from asyncdata import SourceLocation
+from asyncdata import Shuffle, SourceLocation
 from asyncdata.core.identity import FileRef
 from asyncdata.order.order import order_keys, shuffled_rows
-from asyncdata.sources.stream import Rows, RowStream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from asyncdata import Shuffle
-    from asyncdata.sources.stream import StreamOrder
+from asyncdata.sources.stream import Rows, RowStream, StreamOrder
 
 
 class ListStream(RowStream):

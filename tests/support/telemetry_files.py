@@ -1,8 +1,7 @@
 """Telemetry files of a made-up run: a mixture for RL, two ranks, a resume after a crash, and a torn last line."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,9 +21,6 @@ from asyncdata.telemetry.records import (
     TokenizerName,
     encode,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ("ROWS_PER_WINDOW", "sample", "start", "write", "write_run")
 

@@ -1,7 +1,5 @@
 """Tokenize functions that worker processes import by path."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

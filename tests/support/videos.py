@@ -1,20 +1,16 @@
 """Real processors of transformers that take videos and need no download, and videos for them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.support.pictures import processor_of as processor_of_pictures
 from tests.support.pictures import save_processor
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "internvl")
 TOKENS_PER_SECOND = 2

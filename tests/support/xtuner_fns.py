@@ -1,7 +1,5 @@
 """Tokenize functions as they are written for XTuner, at module level so that a worker can import them."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -3,8 +3,6 @@
 The tokenizer has a token for each byte, and the marks of Qwen with the ids that XTuner knows.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,20 +1,12 @@
 """S3 to S7: beside the other loaders there are; the first batch, memory and resume for any size of the file."""
 
-from __future__ import annotations
-
 import tempfile
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tests.benchmarks.contestants import OURS, Contestant, present
-from tests.benchmarks.framework import at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import Bench, Figures, at_least, at_most, ratios, rounds
 from tests.benchmarks.watching import MeasurementError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.benchmarks.framework import Bench, Figures
-
 
 PERCENTS = [0, 50, 90, 99]
 LARGEST_LEGACY_MB = 50

@@ -3,16 +3,10 @@
 S27: videos, beside a plain loop of PyAV and the processor.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from tests.benchmarks.framework import at_least, at_most, ratios, rounds
-
-if TYPE_CHECKING:
-    from tests.benchmarks.framework import Bench
+from tests.benchmarks.framework import Bench, at_least, at_most, ratios, rounds
 
 _LIMIT = 256 * 1024 * 1024
 _FRAMES = 20

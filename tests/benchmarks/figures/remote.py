@@ -1,20 +1,13 @@
 """S18: data in a store behind 100 ms of latency, and a store of very many objects."""
 
-from __future__ import annotations
-
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.benchmarks.contestants import present
-from tests.benchmarks.framework import at_least, at_most, ratios, rounds
+from tests.benchmarks.contestants import Contestant, present
+from tests.benchmarks.framework import Bench, at_least, at_most, ratios, rounds
 from tests.benchmarks.slow_hub import slow_hub
 from tests.benchmarks.watching import MeasurementError
-
-if TYPE_CHECKING:
-    from tests.benchmarks.contestants import Contestant
-    from tests.benchmarks.framework import Bench
 
 DELAY_S = 0.1
 READS = (16, 64, 256)

@@ -1,19 +1,14 @@
 """Chats, long contexts and packs: their templates, and what they cost beside the tokenizer and beside XTuner."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.benchmarks.framework import at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import Bench, at_least, at_most, ratios, rounds
 from tests.benchmarks.inputs import chats, long_contexts, sft_chats
-
-if TYPE_CHECKING:
-    from tests.benchmarks.framework import Bench
 
 FAST_COUNTS = {"num_rows": 60_000, "num_warm_rows": 16_000}
 _WHAT = "ours over XTuner's loader, packed batches of 4096 tokens"

@@ -1,23 +1,17 @@
 """Rows a second: beside the tokenizer alone, at first, with more workers, mixed, recorded, cached; and which rows."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncdata.workers.machine import num_usable_cpus
 from tests.benchmarks.backends import special_tokens
-from tests.benchmarks.framework import at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import Bench, at_least, at_most, ratios, rounds
 from tests.benchmarks.inputs import LANGUAGES, chats, fuzzed, languages
 from tests.benchmarks.shuffle_quality import OURS, shuffle_quality
-
-if TYPE_CHECKING:
-    from tests.benchmarks.framework import Bench
-
 
 CPUS_FOR_EIGHT = 16
 NUM_WARM_ROWS = 100_000

@@ -1,16 +1,11 @@
 """S8, S9 and S13: what a loader costs the trainer, and how long the trainer waits for it."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.benchmarks.contestants import OURS, present
-from tests.benchmarks.framework import at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import Bench, at_least, at_most, ratios, rounds
 from tests.benchmarks.probes.loading import BYTES
-
-if TYPE_CHECKING:
-    from tests.benchmarks.framework import Bench
 
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,6 @@ import grain
 from tests.conformance.lab import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.conformance.lab import Knobs, Rows
 
 __all__ = ("Grain",)

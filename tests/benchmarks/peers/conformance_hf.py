@@ -6,6 +6,7 @@ The loop keeps the number of the epoch beside the state, as trainers do.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,6 @@ import datasets
 from tests.conformance.lab import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from tests.conformance.lab import Knobs, Rows
 
 __all__ = ("HfStreaming", "streamed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from tests.conformance.lab import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from tests.conformance.lab import Knobs, Rows
 
 __all__ = ("IndexedStateful", "StreamedStateful")

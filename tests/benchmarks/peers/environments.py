@@ -1,17 +1,13 @@
 """The peers' virtual environments: pinned, made once, kept in a folder; what cannot be installed is absent."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
 import subprocess
 import sys
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import NamedTuple
 
 __all__ = ("ENVIRONMENTS", "AbsentError", "environment", "peers_python")
 

@@ -1,7 +1,5 @@
 """A loader from its first statement: first batch, steady rate, a whole epoch, resume, and the order it delivers in."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -9,13 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from tests.benchmarks.clock import seconds
 from tests.benchmarks.peers.contest import through
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BATCH = 32
 BYTES = "bytes"

@@ -1,7 +1,5 @@
 """Chats with a picture or a video each: by the loader, by a plain loop in processes, by torch's loader of workers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

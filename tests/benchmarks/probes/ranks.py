@@ -7,14 +7,13 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tests.support.exchanges import Meeting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from asyncdata.sources.remote.store import ObjectStamp
 
 ROW_BYTES, MEAN_TOKENS = 860, 500

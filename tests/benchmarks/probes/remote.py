@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from tests.benchmarks.clock import seconds
 from tests.benchmarks.probes.loading import BATCH, byte_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from asyncdata.sources.remote.store import ObjectStamp
 
 ADDRESS = "hf://datasets/bench/rows@main/data/rows.jsonl"

@@ -1,21 +1,16 @@
 """The tokenizer alone, which no loader can go beyond; whether our ids are its own; and chat templates beside Jinja."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.benchmarks.clock import seconds
 from tests.benchmarks.probes import loading
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 BATCH = 256
 """Of the tokenizer alone. What counts: the seconds from when all processes have their texts, extracted from the JSON

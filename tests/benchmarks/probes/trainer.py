@@ -1,14 +1,10 @@
 """What a loader costs the trainer: microseconds of a call, CPU, stalls beside a busy GIL, waits, groups."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from tests.benchmarks.probes.loading import BATCH, loader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 READY_SAMPLES = 20_000
 STALL_US = 5_000

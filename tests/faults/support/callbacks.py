@@ -1,7 +1,5 @@
 """The callbacks of a loader's service, each with a loader that has it called: if one moves, a line here follows it."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from asyncdata import Cache, Outcomes, PassRate, RowShuffle, SoftPacking

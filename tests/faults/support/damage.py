@@ -3,8 +3,6 @@
 The child prints one JSON object: how many there were of each kind, what became of them, and whether code of theirs ran.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import gzip
@@ -20,8 +18,9 @@ import sys
 import threading
 import traceback
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -31,9 +30,6 @@ from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import AsyncDataError, SnapshotError
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.tokenize_fns import id_and_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ("KINDS",)
 

@@ -3,8 +3,6 @@
 ``python -m tests.faults.support.ends SETTINGS`` runs it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import code
 import contextlib
@@ -16,19 +14,17 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from asyncdata import AsyncDataLoader, DataLoader, PromptTokenizeFn, Ranks
 from tests.support.faults import GONE_S, is_alive, until
 from tests.support.loading import NEVER_S, SHUFFLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KEPT: list[Any] = []
 """What stays alive to the interpreter's end."""

@@ -5,19 +5,18 @@ snapshot it resumed from names. Then it has one line a batch: for each sample it
 its tokens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from asyncdata import ChatTokenizeFn, DataLoader, IterableSource, Mix, Part, Shuffle, SoftPacking
+from asyncdata import ChatTokenizeFn, DataLoader, IterableSource, Mix, Part, Sample, Shuffle, SoftPacking
 from asyncdata.errors import EndOfData
 from tests.support.pictures import draw, save_processor
 from tests.support.planned_media import NumberedMedia
@@ -25,11 +24,6 @@ from tests.support.sounds import save_sound_processor, write_sound
 from tests.support.tokenize_fns import id_and_text
 from tests.support.videos import film
 from tests.support.videos import save as save_video_processor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from asyncdata import Sample
 
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
 _ZERO = 15

@@ -3,22 +3,18 @@
 Each pair of ranks is a run of its own that ends in one of the ways; or all ranks are one run, with the only way.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import time
+from collections.abc import Callable
 from itertools import count, islice
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from asyncdata.integrations.torch import exchange, ranks
 from tests.support.ranks import WAYS, make
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM_STEPS = 40
 DIVIDED = {"asyncdata.read_ahead.windows._RANKS_AT_START": 1}

@@ -3,8 +3,6 @@
 ``python -m tests.faults.support.trainers SETTINGS`` runs the one that ``do`` names, with the other settings.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Writes the records of peers: ``python -m tests.support.peers slime=COMMIT miles=COMMIT``. See ``records``."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

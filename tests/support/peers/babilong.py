@@ -1,15 +1,11 @@
 """Rows as BABILong's own generator makes them, of text that we made; and what its recipe makes of them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support.peers.checkouts import module_of
 from tests.support.peers.records import recorded
 from tests.support.peers.rollouts import TOKENIZER
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ("RESERVE", "recipe")
 

@@ -3,23 +3,19 @@
 What they import and the comparisons do not use is stood in for, where it is not installed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ("CHECKOUTS", "folder_of", "importable", "module_of", "needs_checkout", "sglang", "stand_ins", "tool_model")
 __all__ += ("xtuners_pictures", "xtuners_preset")

@@ -6,17 +6,13 @@ anew, and must be as it was recorded. ``python -m tests.support.peers slime=COMM
 anew, and writes them: after a new commit, or after an input was added as ``[input, null]``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support.peers.checkouts import folder_of, needs_checkout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ("Case", "cases_of", "digest", "plain", "recorded", "write_record")
 

@@ -1,19 +1,15 @@
 """What the data sources of slime and miles deliver: order, numbers, buffer, checkpoints, and rows of any shape."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.peers.checkouts import importable, module_of
 from tests.support.peers.records import digest, recorded
 from tests.support.slime_source import labels, numbers, slimes_args
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ("TOKENIZER", "content", "merged", "place", "served", "saved", "theirs", "worked", "write_rows")
 

@@ -1,11 +1,10 @@
 """What XTuner's packing, samplers and collator deliver."""
 
-from __future__ import annotations
-
 import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from tests.support.peers.records import digest, recorded
 from tests.support.pictures import PATCH, image_processor
 from tests.support.xtuner_fns import Numbered
 from tests.support.xtuner_pictures import InternTiles, chat_of, draw, qwen_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = (
     "batch_of",
