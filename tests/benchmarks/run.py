@@ -23,8 +23,7 @@ import asyncdata
 from asyncdata import __version__
 from asyncdata.core.settings import resolve_path
 from asyncdata.workers.machine import num_usable_cpus
-from tests.benchmarks.framework import Bench, Row
-from tests.benchmarks.watching import MeasurementError
+from tests.benchmarks.framework import Bench, MeasurementError, Row
 
 FIGURES = {
     "S1": "speed:exactness",
@@ -35,11 +34,11 @@ FIGURES = {
     "S5": "peers:first_batch",
     "S6": "peers:memory",
     "S7": "peers:resume",
-    "S8": "trainer:trainer_cost",
-    "S9": "trainer:data_wait",
+    "S8": "speed:trainer_cost",
+    "S9": "speed:data_wait",
     "S11": "speed:order",
     "S12": "speed:scaling",
-    "S13": "trainer:rollouts",
+    "S13": "speed:rollouts",
     "S14": "sft:chat_template",
     "S15": "sft:chat_sft",
     "S16": "sft:packed_sft",
@@ -47,8 +46,8 @@ FIGURES = {
     "S18": "remote:object_store",
     "S19": "speed:mixtures",
     "S20": "speed:recorded",
-    "S22": "pictures:pictures",
-    "S27": "pictures:videos",
+    "S22": "sft:pictures",
+    "S27": "sft:videos",
 }
 """What takes a figure: a function of a module of :mod:`tests.benchmarks.figures`."""
 LIBRARIES = ("tokenizers", "numpy", "msgspec", "anyio", "gigatoken", "fastokens")

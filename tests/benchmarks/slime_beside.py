@@ -22,9 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.benchmarks.framework import rounds, show
+from tests.benchmarks.framework import ROOT, measured, rounds, show
 from tests.benchmarks.inputs import prompts
-from tests.benchmarks.watching import ROOT, measured
 
 CONTESTANTS = ("slime", "hf", "legacy", "stream")
 GROUPS_PER_ROLLOUT = 32

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.benchmarks.watching import ROOT
+from tests.benchmarks.framework import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.http_server import HttpServer, Request, Response, ranged
 from tests.support.hub_server import HubServer

@@ -11,7 +11,7 @@ pydantic and xxhash.
 
 Where others use the machine as well, compare CPU seconds: they count what was computed, not what was waited for.
 
-Memory is proportional set size, looked at from outside; see :mod:`tests.benchmarks.watching`.
+Memory is proportional set size, looked at from outside; see :mod:`tests.benchmarks.framework`.
 """
 
 import argparse
@@ -24,9 +24,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.framework import ratios, rounds, show
+from tests.benchmarks.framework import measured, ratios, rounds, show
 from tests.benchmarks.inputs import sft_chats
-from tests.benchmarks.watching import measured
 
 SIDES = ("xtuner", "ours")
 MAX_LENGTH = 4096

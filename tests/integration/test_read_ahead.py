@@ -1,7 +1,7 @@
 """What is read ahead: no more than is needed, past every row that harms; and the fixed rows that each start tokenizes.
 
 What a loader delivers in any order of calls is in ``test_whole_loader.py``, with delays everywhere in
-``tests/faults/test_restarts.py``.
+``tests/faults/test_long_runs.py``.
 """
 
 from __future__ import annotations

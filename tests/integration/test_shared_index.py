@@ -14,7 +14,7 @@ import asyncdata
 from asyncdata import HardPacking, Mix, Part, RowShuffle, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, LoaderClosedError, WorkerError
 from asyncdata.xtuner import XTunerPacking
-from tests.benchmarks.probes.ranks import MadeUpStore
+from tests.benchmarks.probes.remote import MadeUpStore
 from tests.support.combinations import each_value
 from tests.support.exchanges import Meeting
 from tests.support.faults import until
@@ -116,7 +116,7 @@ def test_ranks_that_are_given_what_is_stored_copy_the_rows_themselves(table, tmp
 
 @pytest.mark.parametrize("plan", ["soft", "rows"])
 def test_from_a_store_each_rank_fetches_its_own_rows(plan):
-    address, options = "s3://400/rows.jsonl", {"store": "tests.benchmarks.probes.ranks:MadeUpStore"}
+    address, options = "s3://400/rows.jsonl", {"store": "tests.benchmarks.probes.remote:MadeUpStore"}
     source = asyncdata.JsonlSource(address, storage_options=options)
     knobs = {**PLANS[plan], "tokenize_fn": lambda row: [row["id"]] * (1 + row["n"] % 20)}
     fetched = []

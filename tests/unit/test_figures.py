@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.benchmarks.peers.environments import ENVIRONMENTS
+from tests.benchmarks.contestants import ENVIRONMENTS
 from tests.benchmarks.run import FIGURES
 from tests.support.figures import TARGETS
 

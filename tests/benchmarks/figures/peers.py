@@ -5,8 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.benchmarks.contestants import OURS, Contestant, present
-from tests.benchmarks.framework import Bench, Figures, at_least, at_most, ratios, rounds
-from tests.benchmarks.watching import MeasurementError
+from tests.benchmarks.framework import Bench, Figures, MeasurementError, at_least, at_most, ratios, rounds
 
 PERCENTS = [0, 50, 90, 99]
 LARGEST_LEGACY_MB = 50

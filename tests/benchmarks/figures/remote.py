@@ -5,9 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.benchmarks.contestants import Contestant, present
-from tests.benchmarks.framework import Bench, at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import Bench, MeasurementError, at_least, at_most, ratios, rounds
 from tests.benchmarks.slow_hub import slow_hub
-from tests.benchmarks.watching import MeasurementError
 
 DELAY_S = 0.1
 READS = (16, 64, 256)

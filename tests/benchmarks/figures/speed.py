@@ -1,17 +1,73 @@
-"""Rows a second: beside the tokenizer alone, at first, with more workers, mixed, recorded, cached; and which rows."""
+"""Rows a second, the trainer's cost and waits, and which rows: ids beside HF's, and how well an order mixes."""
 
 import json
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from asyncdata.workers.machine import num_usable_cpus
 from tests.benchmarks.backends import special_tokens
+from tests.benchmarks.contestants import OURS, present
 from tests.benchmarks.framework import Bench, at_least, at_most, ratios, rounds
-from tests.benchmarks.inputs import LANGUAGES, chats, fuzzed, languages
-from tests.benchmarks.shuffle_quality import OURS, shuffle_quality
+from tests.benchmarks.inputs import LANGUAGES, chats, fuzzed, languages, made
+from tests.benchmarks.probes.loading import BYTES
+
+NUM_ROWS, RUN_ROWS, BATCH = 1_000_000, 5_000, 256
+NUM_LABELLINGS = 80
+OUR_ORDER = "asyncdata, 1024 x 32 KiB"
+
+
+def deff(order: np.ndarray[Any, np.dtype[np.int32]], rng: np.random.Generator) -> float:
+    """The design effect of ``order`` (row numbers, in the order of delivery), over random labels of the runs."""
+    batches = order[: len(order) // BATCH * BATCH].reshape(-1, BATCH) // RUN_ROWS
+    values = []
+    for _ in range(NUM_LABELLINGS):
+        label = rng.standard_normal(NUM_ROWS // RUN_ROWS)
+        values.append(((label[batches].mean(axis=1) - label.mean()) ** 2).mean() / (label.var() / BATCH))
+    return float(np.mean(values))
+
+
+def shuffle_quality(
+    folder: Path, probe: Callable[..., dict[str, float]], seeds: Sequence[int] = (1, 2)
+) -> dict[str, tuple[float, float]]:
+    """``{order: (deff of the epoch, of its last 1 %)}``; ours is read off what a loader delivers from a real file."""
+    rng = np.random.default_rng(0)
+    path, out = _numbered_rows(folder), str(folder / "delivered.i32")
+    orders: dict[str, list[np.ndarray[Any, np.dtype[np.int32]]]] = {OUR_ORDER: []}
+    for seed in seeds:
+        probe("delivered_ids", path=str(path), out=out, seed=seed, num_workers=2, buffer_size=8192)
+        orders[OUR_ORDER].append(np.fromfile(out, np.int32))
+    assert all(np.array_equal(np.sort(order), np.arange(NUM_ROWS)) for order in orders[OUR_ORDER])
+    orders["a shuffle buffer of 10,000 rows"] = [_buffer_shuffle(rng) for _ in seeds]
+    orders["a full permutation"] = [rng.permutation(NUM_ROWS).astype(np.int32) for _ in seeds]
+    tail = NUM_ROWS // 100
+    means = [
+        [float(np.mean([deff(one[-n:], rng) for one in found])) for n in (NUM_ROWS, tail)] for found in orders.values()
+    ]
+    return {name: (whole, last) for name, (whole, last) in zip(orders, means, strict=True)}
+
+
+def _buffer_shuffle(rng: np.random.Generator, size: int = 10_000) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Rows in file order through a buffer from which a random one is taken, as streaming loaders do."""
+    buffer, out = np.arange(size, dtype=np.int32), np.empty(NUM_ROWS, np.int32)
+    picks = rng.integers(0, size, NUM_ROWS - size)
+    for number, pick in enumerate(picks):
+        out[number] = buffer[pick]
+        buffer[pick] = number + size
+    out[NUM_ROWS - size :] = rng.permutation(buffer)
+    return out
+
+
+def _numbered_rows(folder: Path) -> Path:
+    """A file of a million rows of 860 bytes, each with its number."""
+    rows = (json.dumps({"id": number, "text": ""}) for number in range(NUM_ROWS))
+    return made(folder / "numbered_rows.jsonl", ((row[:-2] + "x" * (859 - len(row)) + '"}\n').encode() for row in rows))
+
 
 CPUS_FOR_EIGHT = 16
 NUM_WARM_ROWS = 100_000
@@ -192,3 +248,85 @@ def order(bench: Bench) -> None:
         goal = at_most(1.5) if name == OURS else None
         bench.report("S11", f"deff at batch 256, {name}: whole epoch", [whole], "", goal)
         bench.report("S11", f"deff at batch 256, {name}: last 1 %", [tail], "", goal)
+
+
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+def trainer_cost(bench: Bench) -> None:
+    """S8, with a tokenize function that costs nothing, so that what remains is the library."""
+    knobs: dict[str, Any] = {"path": bench.small, "tokenizer": BYTES, "num_workers": bench.num_workers}
+    cost = partial(bench.probe, "call_cost", **knobs | {"path": bench.input(max(bench.small_mb, 20))})
+    (call,) = rounds(cost, num_rounds=bench.num_rounds)
+    bench.report("S8", "get_next_batch(32), everything ready, median", call["call_us_p50"], "us", at_most(5))
+    bench.report("S8", "the same, 99th percentile", call["call_us_p99"], "us")
+    knobs["buffer_size"] = 8192
+    num_rows = 20_000 if bench.quick else 100_000
+    (free,) = rounds(partial(bench.probe, "steady", num_rows=num_rows, **knobs), num_rounds=bench.num_rounds)
+    cpu = free["parent_cpu_us_per_row"]
+    bench.report("S8", "CPU of the trainer's process a row, all its threads", cpu, "us", at_most(1))
+    bench.report("S8", "rows/s then, shuffled", free["rows_per_s"], "rows/s")
+    _beside_a_busy_trainer(bench, knobs)
+
+
+def _beside_a_busy_trainer(bench: Bench, knobs: dict[str, Any]) -> None:
+    """A trainer that never lets go of the GIL."""
+    seconds = 3.0 if bench.quick else 8.0
+    (busy,) = rounds(
+        partial(bench.probe, "busy_trainer", rows_per_s=20_000, seconds=seconds, **knobs),
+        num_rounds=bench.num_long_rounds,
+    )
+    what = "beside a trainer that keeps the GIL, 20k rows/s asked for"
+    bench.report("S8", f"{what}: had", busy["rows_per_s"], "rows/s", at_least(19_600))
+    bench.report("S8", f"{what}: longest stall", busy["worst_stall_ms"], "ms", at_most(150))
+    slow, idle = rounds(
+        partial(bench.probe, "busy_trainer", rows_per_s=10_000, seconds=seconds, **knobs),
+        partial(bench.probe, "idle_trainer", seconds=seconds / 2),
+        num_rounds=bench.num_long_rounds,
+    )
+    found = ratios(slow["turns_per_busy_s"], idle["turns_per_s"])
+    bench.report("S8", "that trainer's speed at 10k rows/s over its speed alone", found, "", at_least(0.95))
+
+
+def data_wait(bench: Bench) -> None:
+    """S9, at half the rate that each reaches at most; windows are small, so that many ends come by."""
+    kinds = {"library alone": (BYTES, "hf"), **{name: (bench.tokenizer, name) for name in bench.backends}}
+    for kind, (tokenizer, backend) in kinds.items():
+        knobs = {"path": bench.small, "tokenizer": tokenizer, "backend": backend, "num_workers": bench.num_workers}
+        num_rows = 40_000 if backend != "hf" or tokenizer == BYTES else 8000
+        top = bench.probe("steady", num_rows=min(num_rows, 4000) if bench.quick else num_rows, **knobs)["rows_per_s"]
+        seconds = 3.0 if bench.quick else 10.0
+        (found,) = rounds(
+            partial(bench.probe, "data_wait", rows_per_s=top / 2, seconds=seconds, **knobs),
+            num_rounds=bench.num_long_rounds,
+        )
+        bench.data[kind] = {"top": top, **found}
+        share = [100 * one for one in found["waited_share"]]
+        bench.report("S9", f"{kind}: data wait at half its top rate, of step time", share, "%", at_most(0.1))
+        bench.report("S9", f"{kind}: a call, 99.9th percentile", found["call_us_p999"], "us", at_most(200))
+        edges = f"{sum(found['num_edges']):.0f} ends of windows and epochs"
+        bench.report("S9", f"{kind}: stalls over 5 ms at {edges}", found["stalls_at_edges"], "", at_most(0))
+        bench.report("S9", f"{kind}: stalls over 5 ms anywhere", found["stalls"])
+    if bench.draws:
+        _by_rate(bench)
+
+
+def _by_rate(bench: Bench) -> None:
+    """For the plot: the share of its time that a trainer waits, by the rate it asks for over the loader's top rate."""
+    found, _ = present(bench, OURS, "hf")
+    bench.data["by_rate"] = {}
+    for contestant in found:
+        top = contestant.epoch(bench, bench.small, 2000 if bench.quick else 16_000)["steady_rows_per_s"]
+        waits = {
+            str(share): contestant.paced(bench, bench.small, share * top, 2.0 if bench.quick else 6.0)["called_share"]
+            for share in SHARES
+        }
+        bench.data["by_rate"][contestant.name] = {"top": top, "waits": waits}
+
+
+def rollouts(bench: Bench) -> None:
+    """S13: 32 groups of 8 samples."""
+    knobs = {"path": bench.small, "tokenizer": BYTES, "num_workers": bench.num_workers}
+    (found,) = rounds(partial(bench.probe, "group_calls", **knobs), num_rounds=bench.num_rounds)
+    bench.report("S13", "get_samples(32), n = 8, ready, median", found["call_ms_p50"], "ms", at_most(0.5))
+    bench.report("S13", "the same, 99th percentile", found["call_ms_p99"], "ms")

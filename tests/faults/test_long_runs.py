@@ -1,8 +1,10 @@
-"""No wake-up is lost: restarts in random places, with delays at every await and every callback, under a watchdog."""
+"""Cold starts, restarts in random places with delays everywhere, and long runs: all of D comes, nothing is left."""
 
+import functools
 import gc
 import gzip
 import json
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -11,37 +13,43 @@ from typing import Any
 
 import pytest
 
-from asyncdata import Mix, Part, Ranks, Shuffle
-from tests.faults.support.trainers import possessions
+from asyncdata import DataLoader, Mix, Part, Ranks, RowShuffle, Shuffle
+from asyncdata.order.order import ROWS_PER_WINDOW
+from tests.faults.support.trainers import WAYS, possessions
 from tests.support.delays import delayed
 from tests.support.exchanges import Meeting
 from tests.support.faces import FACES
-from tests.support.faults import num_rounds, say, until
+from tests.support.faults import Program, num_rounds, say, until
 from tests.support.figures import record
+from tests.support.inner import change
 from tests.support.loaders import make, slots_in_use
-from tests.support.loading import ids
+from tests.support.loading import NEVER_S, ids
+from tests.support.slime_source import args_for
+from tests.support.sources import KINDS
+from tests.support.tokenize_fns import row_id
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
+
 
 RESTARTS = num_rounds(quick=8, full=200)
 """Of each kind."""
 WATCHDOG_S = 60.0
-NUM_ROWS, BATCH = num_rounds(quick=6000, full=20_000), 50
-KINDS: dict[str, dict[str, Any]] = {
+WALK_ROWS, BATCH = num_rounds(quick=6000, full=20_000), 50
+RESTART_KINDS: dict[str, dict[str, Any]] = {
     "blocks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
     "index": {"shuffle": "full"},
     "stream": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
     "mixture": {"shuffle": Shuffle(block_bytes=8192, window_blocks=16)},
     "ranks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
 }
-WAYS = ["loop", "set_epoch", "load_state_dict", "exclude", "reopen"]
+RESTART_WAYS = ["loop", "set_epoch", "load_state_dict", "exclude", "reopen"]
 TOKENIZE = "tests.support.tokenize_fns:row_id"
 
 
-def source_of(kind: str, folder: Path) -> Any:
+def source_of_kind(kind: str, folder: Path) -> Any:
     parts = [folder / "a.jsonl", folder / "b.jsonl"] if kind == "mixture" else [folder / "rows.jsonl"]
     for number, path in enumerate(parts):
-        rows = range(number, NUM_ROWS, len(parts))
+        rows = range(number, WALK_ROWS, len(parts))
         path.write_text("".join(json.dumps({"id": i, "pad": "x" * (i * 37 % 90)}) + "\n" for i in rows))
     if kind == "mixture":
         return Mix({path.stem: Part(str(path), when_done="leave") for path in parts}, quota=10)
@@ -84,7 +92,7 @@ class Walk:
                     if self.left():
                         self.states.append((json.dumps(loader.state_dict()), self.at))
                     num_restarts -= 1
-                    way = self.chance.choice(WAYS)
+                    way = self.chance.choice(RESTART_WAYS)
                     if way == "reopen":
                         break
                     if way != "loop":
@@ -103,9 +111,9 @@ class Walk:
             knobs["ranks"] = Ranks(rank=self.rank, world_size=2, exchange=meeting.of(self.rank))
         face = self.chance.choice(sorted(FACES))
         self.did.append(f"loader = {face}({ {name: knob for name, knob in knobs.items() if name != 'ranks'} })")
-        return FACES[face](self.source, TOKENIZE, batch_size=BATCH, **KINDS[self.kind], **knobs)
+        return FACES[face](self.source, TOKENIZE, batch_size=BATCH, **RESTART_KINDS[self.kind], **knobs)
 
-    def deliver(self, loader: Any, most: int = NUM_ROWS) -> None:
+    def deliver(self, loader: Any, most: int = WALK_ROWS) -> None:
         """A loop of so many batches, or as many as the epoch has left."""
         self.did.append(f"list(islice(loader, {most}))  # from {self.at[:2]}")
         if not self.left() and self.at[0] < len(self.order) - 1:
@@ -124,7 +132,7 @@ class Walk:
         """The next batch of this rank."""
         epoch, row, excluded = self.at
         found: list[int] = []
-        while row < NUM_ROWS and len(found) < BATCH * self.world_size:
+        while row < WALK_ROWS and len(found) < BATCH * self.world_size:
             if self.order[epoch][row] not in excluded:
                 found.append(self.order[epoch][row])
             row += 1
@@ -150,7 +158,7 @@ class Walk:
         """Rows that come soon, and others."""
         epoch, row, excluded = self.at
         soon = self.order[epoch][row : row + 500] or [0]
-        rows = [*self.chance.choices(soon, k=3), self.chance.randrange(NUM_ROWS)]
+        rows = [*self.chance.choices(soon, k=3), self.chance.randrange(WALK_ROWS)]
         if self.kind not in ("mixture", "ranks"):  # what comes beside such a row would be another
             self.did.append(f"loader.exclude({rows})")
             self.at = epoch, row, excluded.union(rows)
@@ -164,9 +172,9 @@ class Walk:
         until(lambda: slots_in_use(loader) <= self.at_rest, WATCHDOG_S, "a slot is held")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RESTART_KINDS)
 def test_every_restart_is_followed_by_what_comes_next_and_leaves_nothing(tmp_path, kind):
-    source, knobs = source_of(kind, tmp_path), {**KINDS[kind], "batch_size": BATCH, "num_workers": 1}
+    source, knobs = source_of_kind(kind, tmp_path), {**RESTART_KINDS[kind], "batch_size": BATCH, "num_workers": 1}
     for event_loop in ("trio", "asyncio"):  # what is imported and opened once stays
         with make(source, TOKENIZE, event_loop=event_loop, epochs=1 if kind == "mixture" else 3, **knobs) as loader:
             epochs = [[sample for batch in loader for sample in batch] for _ in range(loader.config.epochs or 0)]
@@ -193,3 +201,102 @@ def test_every_restart_is_followed_by_what_comes_next_and_leaves_nothing(tmp_pat
     assert len(late) > 100
     record("WAKE", kind, restarts=RESTARTS, out_of_order=0, hangs=0, left=0)
     say(f"restarts, {kind}: {RESTARTS}; {len(late)} functions were late {sum(late.values())} times; all is D")
+
+
+NUM_ROWS = ROWS_PER_WINDOW * 9 // 8
+INDEX_BLOCK_BYTES = 4 << 10
+"""In place of a megabyte, so that data of a test's size takes hundreds of requests."""
+NUM_WORKERS = [0, 1, 2, 8]
+BLOCKS = Shuffle(block_bytes=1024, window_blocks=1024)
+IN_ORDER = Shuffle(enabled=False, block_bytes=1024, window_blocks=1024)
+NONE = RowShuffle(method="none")
+SLICE = RowShuffle(method="none", first=10, stop=NUM_ROWS - 10)
+KEPT = RowShuffle(method="none", only_kept=True)
+AS_IT_LIES = (IN_ORDER, NONE, SLICE, KEPT)
+ORDERS: dict[str, tuple[Any, ...]] = {
+    "a JSONL file": (BLOCKS, IN_ORDER, NONE, SLICE, KEPT, "full", RowShuffle(method="slime")),
+    "JSONL files": (BLOCKS, NONE),
+    "Parquet, large row groups": (BLOCKS, NONE, "full"),
+    "Parquet, one row group": (IN_ORDER,),
+    "a saved dataset": (BLOCKS, NONE),
+    "a dataset in memory": (BLOCKS,),
+    "a gzip file": (BLOCKS,),
+    "zstd files": (IN_ORDER,),
+    "a JSON array": (IN_ORDER,),
+    "an iterable": (BLOCKS,),
+}
+COLD_WAYS = [(kind, shuffle) for kind, orders in ORDERS.items() for shuffle in orders]
+"""A kind of source, and an order; :data:`AS_IT_LIES` are those in which D is the rows as they lie."""
+
+
+@pytest.fixture(scope="module")
+def source_of(tmp_path_factory):
+    """The source of a kind, written once: no test changes it, and nothing that a loader keeps is beside it."""
+    rows = [{"id": i, "pad": "", "nested": []} for i in range(NUM_ROWS)]
+    return functools.cache(lambda kind: KINDS[kind].write(tmp_path_factory.mktemp("cold"), rows))
+
+
+@pytest.mark.parametrize("way", range(len(COLD_WAYS)))
+def test_a_cold_start_delivers_all_of_d(tmp_path, monkeypatch, source_of, way):
+    """Each way has its own number of workers, and in a full run all of them."""
+    kind, shuffle = COLD_WAYS[way]
+    for module in KINDS[kind].needs:
+        pytest.importorskip(module)
+    change(monkeypatch, bytes_of_an_index_block=INDEX_BLOCK_BYTES)
+    knobs: Any = {"shuffle": shuffle, "epochs": 1, "timeout_s": NEVER_S, "bad_rows": "raise", "batch_size": 4096}
+    for number in range(way, way + num_rounds(quick=1, full=len(NUM_WORKERS))):
+        cold = {"num_workers": NUM_WORKERS[number % 4], "cache": {"folder": str(tmp_path / f"cache {number}")}}
+        with DataLoader(source_of(kind), tokenize_fn=row_id, **knobs, **cold) as loader:
+            found = [int(sample.tokens[0]) for sample in loader.get_next_batch(1)]
+            found += [int(sample.tokens[0]) for batch in loader for sample in batch]
+
+        expected = range(10, NUM_ROWS - 10) if shuffle is SLICE else range(NUM_ROWS)
+        assert (found if shuffle in AS_IT_LIES else sorted(found)) == list(expected)
+
+
+@pytest.mark.parametrize("num_workers", NUM_WORKERS[: num_rounds(quick=2, full=4)])
+def test_slimes_default_order_starts_cold(tmp_path, small_tokenizer, num_workers):
+    """No shuffle, and a file of more than two index requests for each worker: no block is any smaller than it is."""
+    from asyncdata.integrations.slime import AsyncDataSource
+
+    path = tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        file.writelines(f'{{"input": "{i} qqqqqqqqqq"}}\n' for i in range(800_000))
+    cache = {"folder": str(tmp_path / "cache")}
+    given = {"asyncdata_num_workers": num_workers, "asyncdata_cache": cache, "label_key": None}
+    source = AsyncDataSource(args_for(path, hf_checkpoint=str(small_tokenizer), **given))
+    try:
+        prompts = [group[0].prompt for group in [*source.get_samples(1), *source.get_samples(2000)]]
+        assert prompts == [f"{i} qqqqqqqqqq" for i in range(2001)]
+    finally:
+        source.close()
+
+
+NUM_SAMPLES = num_rounds(quick=20_000, full=1_000_000, long=10_000_000)
+"""For each way."""
+MAX_SLOPE_MB = 8.0
+"""Per 100,000 samples. A leak of a sample's own tokens would be more; the figure that is wanted is in the table."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_long_run_takes_no_more_and_leaves_nothing(tmp_path, monkeypatch, way):
+    data = b"".join(b'{"id": %d, "pad": "%s"}\n' % (i, b"x" * (i * 37 % 90)) for i in range(50_000))
+    path, temporary = tmp_path / ("rows.jsonl.gz" if way == "a stream" else "rows.jsonl"), tmp_path / "temporary"
+    path.write_bytes(gzip.compress(data, 1) if way == "a stream" else data)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("ASYNCDATA_PROVE", "off")
+    settings = {"do": "soak", "path": str(path), "way": way, "num_samples": NUM_SAMPLES}
+    options = ("-X", "dev", "-W", "error::ResourceWarning")
+    with Program.of("trainers", settings, options=options) as program:
+        said = program.said(120 + NUM_SAMPLES / 500)
+        program.assert_gone()
+    found = json.loads(said.splitlines()[-1])
+
+    is_long = NUM_SAMPLES >= 200_000  # less is all warm-up
+    slope = {"rss_mb_per_100k": found["slope"]} if is_long else {}
+    record("R10", way, samples=found["samples"], **slope, **found["left"])
+    assert not any(found["left"].values()), found["left"]
+    assert "ResourceWarning" not in said
+    assert not is_long or found["slope"] < MAX_SLOPE_MB
+    assert os.listdir(temporary) == []
