@@ -107,6 +107,7 @@ def _call(*command: str) -> None:
 
 SCRIPT = Path(__file__).parent / "peers" / "loaders.py"
 TIMEOUT_S = 1200
+OUR_PROBES = {"epoch": "contest", "paced": "data_wait", "save": "make_snapshots"}
 
 
 class Contestant(NamedTuple):
@@ -124,53 +125,18 @@ class Contestant(NamedTuple):
 
     def epoch(self, bench: Bench, path: str, num_rows_at_most: int = 0, **more: Any) -> dict[str, float]:
         """An epoch in batches of 32, or its first rows: first batch, steady rate, rate end to end, memory."""
+        return self.run("epoch", bench, path, watched=True, num_rows_at_most=num_rows_at_most, **more)
+
+    def run(self, mode: str, bench: Bench, path: str, *, watched: bool = False, **settings: Any) -> dict[str, float]:
+        """What a mode of peers/contest.py gives: ``epoch``, ``first_batch``, ``paced``, ``save`` or ``resume``."""
+        settings |= {"path": path, "tokenizer": bench.tokenizer, "backend": self.backend}
+        settings["num_workers"] = bench.num_workers
         if not self.peer:
-            return bench.probe("contest", watched=True, num_rows_at_most=num_rows_at_most, **self._ours(bench, path))
+            return bench.probe(OUR_PROBES.get(mode, mode), watched=watched, **settings)
 
-        return self._run("epoch", bench, path, watched=True, num_rows_at_most=num_rows_at_most, **more)
-
-    def paced(self, bench: Bench, path: str, rows_per_s: float, seconds: float) -> dict[str, float]:
-        """``called_share``: the part of its time that a trainer which wants so many rows is in calls for them."""
-        if not self.peer:
-            return bench.probe("data_wait", rows_per_s=rows_per_s, seconds=seconds, **self._ours(bench, path))
-
-        return self._run("paced", bench, path, rows_per_s=rows_per_s, seconds=seconds)
-
-    def first_batch(self, bench: Bench, path: str) -> dict[str, float]:
-        """Seconds from the first statement to the first batch."""
-        if not self.peer:
-            return bench.probe("first_batch", **self._ours(bench, path))
-
-        return self._run("first_batch", bench, path)
-
-    def save(self, bench: Bench, path: str, state: str, percents: list[int], num_rows: int, folder: str) -> None:
-        """States after so many per cent of the rows, ``state.0`` and so on."""
-        if not self.peer:
-            bench.probe("make_snapshots", snapshot=state, percents=percents, **self._ours(bench, path))
-            return
-
-        self._run("save", bench, path, folder=folder, state=state, percents=percents, num_rows=num_rows)
-
-    def resume(self, bench: Bench, path: str, state: str, folder: str) -> dict[str, float]:
-        """Seconds from the first statement to the first batch after a restore."""
-        if not self.peer:
-            return bench.probe("resume", snapshot=state, **self._ours(bench, path))
-
-        return self._run("resume", bench, path, folder=folder, state=state)
-
-    def _ours(self, bench: Bench, path: str) -> dict[str, Any]:
-        return {"path": path, "tokenizer": bench.tokenizer, "backend": self.backend, "num_workers": bench.num_workers}
-
-    def _run(self, mode: str, bench: Bench, path: str, *, watched: bool = False, **settings: Any) -> dict[str, float]:
         with tempfile.TemporaryDirectory(dir=bench.folder) as scratch:
-            settings = {
-                **self._ours(bench, path),
-                "mode": mode,
-                "peer": self.peer,
-                "parts": parts_of(path, bench.num_workers),
-                "folder": f"{scratch}/converted",
-                **settings,
-            }
+            parts = parts_of(path, bench.num_workers)
+            settings = {"mode": mode, "peer": self.peer, "parts": parts, "folder": f"{scratch}/converted", **settings}
             variables = {
                 "HF_HOME": f"{scratch}/hf",
                 "HF_HUB_OFFLINE": "1",

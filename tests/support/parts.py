@@ -28,16 +28,16 @@ _NAMES = {
     "core.identity": "Address FileRef HTTP ObjectRefs ObjectsOfStore Pin canonical line_number line_number_within",
     "core.messages": (
         "Block Column Failed HEADER Indexed Job MAX_FRAME_BYTES Overflow Permute Permuted ReadLimits "
-        "ReaderSpec Ready RowError Scan Scanned StoreSpec Tokenize TokenizeSpec Tokenized decode_job "
+        "ReaderSpec Ready RowError Scan StoreSpec TokenizeSpec Tokenized decode_job "
         "decode_reply"
     ),
-    "core.plain_values": "from_builtins to_builtins unpacked",
-    "core.settings": "Settings prepared resolve_path tag_of",
+    "core.plain_values": "from_builtins to_builtins",
+    "core.settings": "Settings resolve_path tag_of",
     "core.threads": "call_soon_in_this_loop no_op",
     "core.types": "SampleRange measured",
     "delivery.bad_rows": "_REASONS bad_row_error MassDrops without_text",
     "delivery.channel": "Channel",
-    "delivery.chunk": "Chunk StreamDigest row_ids",
+    "delivery.chunk": "Chunk row_ids",
     "delivery.coordinator": "Coordinator",
     "delivery.ledger": "Counters DeliveryRules RestartPoint Returned",
     "delivery.outcome_memory": "OutcomeMemory RowReport RowTable",

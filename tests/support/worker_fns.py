@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asyncdata.tokenization.encoders import fast_backends
-
 Row = dict[str, Any]
 
 _kept: list[Any] = []
@@ -116,14 +114,6 @@ def announce(path: str) -> None:
     mine = Path(f"{path}.{os.getpid()}")
     mine.write_text(str(os.getpid()), encoding="ascii")
     mine.rename(path)
-
-
-def leaves_work(row: Row) -> list[int]:
-    """Leaves work for the next pause, once, that writes the process id into the file ``mark``."""
-    if not _kept:
-        _kept.append(type("AtRest", (), {"on_pause": lambda self: announce(row["mark"])})())
-        fast_backends.do_when_idle(_kept[0])
-    return [row["id"]]
 
 
 def writes_everywhere(row: Row) -> list[int]:

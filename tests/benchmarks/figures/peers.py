@@ -21,10 +21,10 @@ def first_batch(bench: Bench) -> None:
     found, absent = present(bench, OURS, "hf")
     knobs = {"tokenizer": bench.tokenizer}
     calls = [
-        partial(found[0].first_batch, bench, bench.small),
-        partial(found[0].first_batch, bench, bench.large),
+        partial(found[0].run, "first_batch", bench, bench.small),
+        partial(found[0].run, "first_batch", bench, bench.large),
         partial(bench.probe, "load_vocabulary", path=bench.small, **knobs),
-        *(partial(peer.first_batch, bench, bench.small) for peer in found[1:]),
+        *(partial(peer.run, "first_batch", bench, bench.small) for peer in found[1:]),
     ]
     small, large, load, *hf = rounds(*calls, num_rounds=bench.num_rounds)
     ours = small["first_batch_s"]
@@ -39,10 +39,10 @@ def first_batch(bench: Bench) -> None:
         bench.note("S5", name, why)
     for backend in bench.fast_backends:
         (ours,), _ = present(bench, f"{OURS} {backend}")
-        (found,) = rounds(partial(ours.first_batch, bench, bench.small), num_rounds=bench.num_long_rounds)
+        (found,) = rounds(partial(ours.run, "first_batch", bench, bench.small), num_rounds=bench.num_long_rounds)
         bench.report("S5", f"first batch with {backend}", found["first_batch_s"], "s")
     num_rounds = min(2, bench.num_long_rounds)
-    _by_size(bench, lambda one, path: one.first_batch(bench, path)["first_batch_s"], num_rounds)
+    _by_size(bench, lambda one, path: one.run("first_batch", bench, path)["first_batch_s"], num_rounds)
 
 
 def _by_size(bench: Bench, measure: Callable[[Contestant, str], float], num_rounds: int) -> None:
@@ -96,10 +96,10 @@ def resume(bench: Bench) -> None:
     """S7, at 0 % and at 99 % of the large file; and beside the peers on the small one."""
     (ours,), _ = present(bench, OURS)
     with tempfile.TemporaryDirectory(dir=bench.folder) as scratch:
-        ours.save(bench, bench.large, f"{scratch}/s", PERCENTS, 0, "")
+        ours.run("save", bench, bench.large, state=f"{scratch}/s", percents=PERCENTS)
         start, end = rounds(
-            partial(ours.resume, bench, bench.large, f"{scratch}/s.0", ""),
-            partial(ours.resume, bench, bench.large, f"{scratch}/s.99", ""),
+            partial(ours.run, "resume", bench, bench.large, state=f"{scratch}/s.0"),
+            partial(ours.run, "resume", bench, bench.large, state=f"{scratch}/s.99"),
             num_rounds=2 * bench.num_rounds,
         )
     bench.report("S7", f"resume at 0 % of {bench.large_mb} MB, first batch", start["resume_s"], "s")
@@ -117,16 +117,17 @@ def _curve(bench: Bench, contestant: Contestant) -> None:
     with open(bench.small, "rb") as file:
         num_rows = sum(1 for _ in file)
     with tempfile.TemporaryDirectory(dir=bench.folder) as scratch:
-        state, folder = f"{scratch}/state", f"{scratch}/converted"
+        state, more = f"{scratch}/state", {"folder": f"{scratch}/converted"} if contestant.peer else {}
         try:
-            contestant.save(bench, bench.small, state, PERCENTS, num_rows, folder)
+            about = {"num_rows": num_rows, **more} if contestant.peer else {}
+            contestant.run("save", bench, bench.small, state=state, percents=PERCENTS, **about)
         except MeasurementError as error:
             bench.note("S7", f"{contestant.label}: save", f"failed: {error.last_words}")
             return
 
         curve = bench.data["resume"].setdefault(contestant.name, {})
         for percent in PERCENTS:
-            call = partial(contestant.resume, bench, bench.small, f"{state}.{percent}", folder)
+            call = partial(contestant.run, "resume", bench, bench.small, state=f"{state}.{percent}", **more)
             what = f"{contestant.label}: resume at {percent} % of {bench.small_mb} MB"
             try:
                 (found,) = rounds(call, num_rounds=min(2, bench.num_long_rounds))

@@ -245,7 +245,7 @@ def order(bench: Bench) -> None:
     found = shuffle_quality(bench.folder, bench.probe, seeds=(1,) if bench.quick else (1, 2))
     bench.data["deff"] = found
     for name, (whole, tail) in found.items():
-        goal = at_most(1.5) if name == OURS else None
+        goal = at_most(1.5) if name == OUR_ORDER else None
         bench.report("S11", f"deff at batch 256, {name}: whole epoch", [whole], "", goal)
         bench.report("S11", f"deff at batch 256, {name}: last 1 %", [tail], "", goal)
 
@@ -314,11 +314,13 @@ def data_wait(bench: Bench) -> None:
 def _by_rate(bench: Bench) -> None:
     """For the plot: the share of its time that a trainer waits, by the rate it asks for over the loader's top rate."""
     found, _ = present(bench, OURS, "hf")
-    bench.data["by_rate"] = {}
+    bench.data["by_rate"], seconds = {}, 2.0 if bench.quick else 6.0
     for contestant in found:
         top = contestant.epoch(bench, bench.small, 2000 if bench.quick else 16_000)["steady_rows_per_s"]
         waits = {
-            str(share): contestant.paced(bench, bench.small, share * top, 2.0 if bench.quick else 6.0)["called_share"]
+            str(share): contestant.run("paced", bench, bench.small, rows_per_s=share * top, seconds=seconds)[
+                "called_share"
+            ]
             for share in SHARES
         }
         bench.data["by_rate"][contestant.name] = {"top": top, "waits": waits}

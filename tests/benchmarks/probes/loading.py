@@ -117,27 +117,27 @@ def contest(path: str, tokenizer: str, num_rows_at_most: int = 0, **knobs: Any) 
         return through(made, seconds, num_rows_at_most)
 
 
-def resume(path: str, tokenizer: str, snapshot: str, **knobs: Any) -> dict[str, float]:
+def resume(path: str, tokenizer: str, state: str, **knobs: Any) -> dict[str, float]:
     """Seconds from this process's first statement to the first batch after a restore."""
     with loader(path, tokenizer, **knobs) as made:
-        made.restore(snapshot)
+        made.restore(state)
         made.get_next_batch(BATCH)
         return {"resume_s": seconds()}
 
 
-def make_snapshots(path: str, tokenizer: str, snapshot: str, percents: list[int], **knobs: Any) -> dict[str, float]:
-    """Snapshots ``snapshot.0``, ``snapshot.99`` of an epoch: the position is set, not reached."""
+def make_snapshots(path: str, tokenizer: str, state: str, percents: list[int], **knobs: Any) -> dict[str, float]:
+    """Snapshots ``state.0``, ``state.99`` of an epoch: the position is set, not reached."""
     from asyncdata.checkpoint.snapshot import from_state_dict, save
 
     with loader(path, tokenizer, **knobs) as made:
         made.get_next_batch(BATCH)
         made.get_next_batch(BATCH)
-        state = made.state_dict()
-    num_windows = -(-state["order"]["num_blocks"] // state["order"]["window_blocks"])
+        of_now = made.state_dict()
+    num_windows = -(-of_now["order"]["num_blocks"] // of_now["order"]["window_blocks"])
     for percent in percents:
         if percent:
-            state["position"] = [0, num_windows * percent // 100, 2 * BATCH]
-        save(f"{snapshot}.{percent}", from_state_dict(state))
+            of_now["position"] = [0, num_windows * percent // 100, 2 * BATCH]
+        save(f"{state}.{percent}", from_state_dict(of_now))
     return {}
 
 
