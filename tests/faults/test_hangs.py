@@ -50,8 +50,7 @@ def told_by_the_timeout(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_row_that_hangs_is_named_and_the_samples_before_it_come(tmp_path, num_workers):
-    path = write_rows(tmp_path / "rows.jsonl", 60)
+def test_a_row_that_hangs_is_named_and_the_samples_before_it_come(path, num_workers):
     wanted = order_of(path)
     before = wanted[: wanted.index(13)]
     settings: dict[str, Any] = {"shuffle": SHUFFLE, "limits": {"row_timeout_s": TIMEOUT_S}, "timeout_s": NEVER_S}
@@ -70,9 +69,8 @@ def test_a_row_that_hangs_is_named_and_the_samples_before_it_come(tmp_path, num_
 @pytest.fixture
 def busy_core():
     """The core of :func:`is_starved_on_13` has two processes that never rest."""
-    spin = (
-        f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); print(flush=True)\nwhile True: pass"
-    )
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
     with ExitStack() as stack:
         for _ in range(2):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE))
@@ -82,16 +80,15 @@ def busy_core():
 
 
 @pytest.mark.usefixtures("busy_core")
-def test_a_row_that_waits_for_a_core_does_not_hang(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", 60)
+def test_a_row_that_waits_for_a_core_does_not_hang(path):
     knobs: dict[str, Any] = {"limits": Limits(row_timeout_s=TIMEOUT_S), "num_workers": 1, "timeout_s": NEVER_S}
     with DataLoader(path, tokenize_fn=is_starved_on_13, shuffle=False, **knobs) as loader:
         assert ids(loader.get_next_batch(60)) == list(range(60))
         assert loader.statistics().worker_restarts_total == 0
 
 
-def test_a_row_that_hangs_without_a_worker_is_told_by_the_timeout(tmp_path):
-    path, began, is_over = write_rows(tmp_path / "rows.jsonl", 60), threading.Event(), threading.Event()
+def test_a_row_that_hangs_without_a_worker_is_told_by_the_timeout(path):
+    began, is_over = threading.Event(), threading.Event()
 
     def hangs(row: dict[str, Any]) -> list[int]:
         if row["id"] == 13:

@@ -19,7 +19,7 @@ from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import AsyncDataError, BadRowError, ConfigError, EndOfData, NoSamplesError, SnapshotError
 from tests.faults.support.damage import Malicious
 from tests.support.combinations import each_value
-from tests.support.faults import num_rounds, say
+from tests.support.faults import num_rounds
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.parts import SCHEMA, make_environment
 from tests.support.tokenize_fns import id_and_text
@@ -170,7 +170,6 @@ def test_no_row_runs_anything_and_each_is_a_sample_or_counted(hostile, small_tok
     assert len(found) + sum(now.dropped_total.values()) == ROUNDS
     assert len(found) > ROUNDS / 3
     assert now.bad_rows_total > ROUNDS / 30
-    say(f"hostile rows, {num_workers} workers: {len(found)} samples, {now.bad_rows_total} bad rows, no code has run")
 
 
 def test_no_table_runs_anything(hostile, tmp_path):

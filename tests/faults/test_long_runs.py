@@ -19,7 +19,7 @@ from tests.faults.support.trainers import WAYS, possessions
 from tests.support.delays import delayed
 from tests.support.exchanges import Meeting
 from tests.support.faces import FACES
-from tests.support.faults import Program, num_rounds, say, until
+from tests.support.faults import Program, num_rounds, until
 from tests.support.figures import record
 from tests.support.inner import change
 from tests.support.loaders import make, slots_in_use
@@ -200,7 +200,6 @@ def test_every_restart_is_followed_by_what_comes_next_and_leaves_nothing(tmp_pat
     until(lambda: all(possessions()[name] <= before[name] for name in kept), why="something is left")
     assert len(late) > 100
     record("WAKE", kind, restarts=RESTARTS, out_of_order=0, hangs=0, left=0)
-    say(f"restarts, {kind}: {RESTARTS}; {len(late)} functions were late {sum(late.values())} times; all is D")
 
 
 NUM_ROWS = ROWS_PER_WINDOW * 9 // 8

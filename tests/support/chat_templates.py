@@ -105,10 +105,6 @@ INSTRUCTS = """\
     {%- else %}{{- raise_exception('only user and assistant roles') }}{%- endif %}
 {%- endfor %}"""
 
-# Calls the assistant another name.
-
-# Gathers the system messages, and cuts the thinking off every answer.
-
 # A macro for contents that are text or parts, blocks of its own.
 MACRO = """\
 {%- macro text_of(content) -%}
@@ -159,47 +155,20 @@ ASKS_ARGUMENTS = """\
 {% for call in m.tool_calls or [] %}{% set a = call.function.arguments %}{{ 'x' in a }}{{ a.get('x', '-') }}
 {{- a | length }}{{ a is mapping }}{{ a == {} }}{% endfor %}"""
 LOOKS = (
-    "{{ m.content[0] }}",
-    "{{ m.content | first }}",
-    "{{ m.content | list }}",
-    "{{ m.content | reverse }}",
-    "{{ m.content | int }}",
-    "{{ m.content | e }}",
-    "{{ m.content | wordcount }}",
-    "{{ m.content | random }}",
-    "{{ 'abc' | random }}",
-    "{{ m.content == messages[-1].content }}",
-    "{{ m.content < 'b' }}",
-    "{{ m.content in 'abc' }}",
-    "{{ m.content in messages[-1].content }}",
-    "{{ m.content.startswith(messages[-1].content) }}",
-    "{{ m.content * 2 }}",
-    "{{ '%s' % m.content }}",
-    "{{ '{}'.format(m.content) }}",
-    "{{ 'a'.join([m.content]) }}",
-    "{{ [m.content] }}",
-    "{{ {m.content: 1} | length }}",
-    "{{ {'a': 1}[m.content] is defined }}",
-    "{{ messages[m.content] is defined }}",
-    "{{ m }}",
-    "{{ m | tojson }}",
-    "{{ m.content.upper }}",
-    "{{ m.content.upper.func }}",
-    "{{ m.content is upper }}",
-    "{{ m.content is sameas m.content }}",
-    "{{ '_shown' is filter }}",
-    "{% for char in m.content %}{{ char }}{% endfor %}",
-    "{% filter upper %}{{ m.content }}{% endfilter %}",
-    "{% block x scoped %}{{ m.content }}{% endblock %}",
-    "{{ ('<' | safe) + m.content }}",
-    "{{ ['b', m.content] | sort | join }}",
-    "{{ lipsum(1) | length > 0 }}",
-    "{{ joiner('-')() }}",
-    "{{ range(m.content | length) | list }}",
-    "{{ '\\U00100000' }}",
-    "\U00100000{{ m.content }}",
-    "{{ namespace }}",
-)
+    "{{ m.content[0] }}", "{{ m.content | first }}", "{{ m.content | list }}", "{{ m.content | reverse }}",
+    "{{ m.content | int }}", "{{ m.content | e }}", "{{ m.content | wordcount }}", "{{ m.content | random }}",
+    "{{ 'abc' | random }}", "{{ m.content == messages[-1].content }}", "{{ m.content < 'b' }}",
+    "{{ m.content in 'abc' }}", "{{ m.content in messages[-1].content }}",
+    "{{ m.content.startswith(messages[-1].content) }}", "{{ m.content * 2 }}", "{{ '%s' % m.content }}",
+    "{{ '{}'.format(m.content) }}", "{{ 'a'.join([m.content]) }}", "{{ [m.content] }}",
+    "{{ {m.content: 1} | length }}", "{{ {'a': 1}[m.content] is defined }}", "{{ messages[m.content] is defined }}",
+    "{{ m }}", "{{ m | tojson }}", "{{ m.content.upper }}", "{{ m.content.upper.func }}", "{{ m.content is upper }}",
+    "{{ m.content is sameas m.content }}", "{{ '_shown' is filter }}",
+    "{% for char in m.content %}{{ char }}{% endfor %}", "{% filter upper %}{{ m.content }}{% endfilter %}",
+    "{% block x scoped %}{{ m.content }}{% endblock %}", "{{ ('<' | safe) + m.content }}",
+    "{{ ['b', m.content] | sort | join }}", "{{ lipsum(1) | length > 0 }}", "{{ joiner('-')() }}",
+    "{{ range(m.content | length) | list }}", "{{ '\\U00100000' }}", "\U00100000{{ m.content }}", "{{ namespace }}",
+)  # fmt: skip
 """Each looks into a text, or may not say the same twice."""
 SHOWN = (
     "{{ m.content | trim }}",

@@ -35,11 +35,6 @@ def num_rounds(quick: int, full: int, long: int | None = None) -> int:
     return named[wanted] if wanted in named else int(wanted)
 
 
-def say(text: str) -> None:
-    """One line of figures, to be quoted; seen with ``-s`` or ``-rP``."""
-    sys.stdout.write(f"\n{text}\n")
-
-
 def until(condition: Any, seconds: float = NEVER_S, why: str = "it never came") -> None:
     """Until another process has done its part; polled, as there is nothing to wait for."""
     deadline = time.monotonic() + seconds

@@ -27,22 +27,15 @@ REVIEWED = {
 }
 """Other licences that were read, by package: the licence, and why it is no obstacle. Another one is a fault again."""
 
-_WORDS = {
-    "3-Clause BSD License": "BSD-3-Clause",
-    "Apache": "Apache-2.0",
-    "Apache 2": "Apache-2.0",
-    "Apache 2.0": "Apache-2.0",
-    "Apache License 2.0": "Apache-2.0",
-    "Apache License, Version 2.0": "Apache-2.0",
-    "Apache Software License": "Apache-2.0",
-    "BSD": "BSD-3-Clause",
-    "ISC License": "ISC",
-    "ISC License (ISCL)": "ISC",
-    "BSD License": "BSD-3-Clause",
-    "MIT License": "MIT",
-    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
-    "Python Software Foundation License": "PSF-2.0",
+_SAID = {
+    "Apache-2.0": "Apache|Apache 2|Apache 2.0|Apache License 2.0|Apache License, Version 2.0|Apache Software License",
+    "BSD-3-Clause": "3-Clause BSD License|BSD|BSD License",
+    "ISC": "ISC License|ISC License (ISCL)",
+    "MIT": "MIT License",
+    "MPL-2.0": "Mozilla Public License 2.0 (MPL 2.0)",
+    "PSF-2.0": "Python Software Foundation License",
 }
+_WORDS = {word: licence for licence, words in _SAID.items() for word in words.split("|")}
 """What packages wrote before there were SPDX expressions. A "BSD License" has two or three clauses, both permissive."""
 
 
