@@ -1,15 +1,14 @@
-"""Chunks made by hand, and what says how many rows a chunk has."""
+"""Chunks made by hand."""
 
 import json
 from typing import Any
 
 from asyncdata import Position, SourceLocation
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.read_ahead.source import ChunkPacer
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import RowFault
 
-__all__ = ("BadRow", "ChunkPacer", "Lines", "chunk_of")
+__all__ = ("BadRow", "Lines", "chunk_of")
 
 START = Position()
 

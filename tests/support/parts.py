@@ -59,6 +59,7 @@ _NAMES = {
     "loader.waits": "progress_of way_of",
     "read_ahead.index_file": "IndexFile hold_rows make_room rows_of",
     "read_ahead.row_index": "RowIndex",
+    "read_ahead.source": "ChunkPacer",
     "report.figures": "Series steps_of",
     "report.page": "MAX_SAMPLES MAX_SAMPLE_CHARS Samples ShownSample ShownText script_json",
     "report.run_page": "MAX_ROWS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.chunks import ChunkPacer
+from tests.support.parts import ChunkPacer
 
 MANY = 1 << 20
 
