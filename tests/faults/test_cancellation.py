@@ -246,12 +246,9 @@ def test_cancelled_at_any_await_a_call_has_consumed_nothing(path, what, way):
     record("R8", f"{what}, {way}", cancels=num_cut, lost=0, repeated=0, leaked_tasks=leaked, hangs=0)
 
 
+QUICK_WAYS = ("asyncio, task.cancel()", "trio, scope")
 each_way = pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, marks=() if way in ("asyncio, task.cancel()", "trio, scope") else pytest.mark.slow)
-        for way in WAYS
-    ],
+    "way", [pytest.param(way, marks=() if way in QUICK_WAYS else pytest.mark.slow) for way in WAYS]
 )
 
 

@@ -7,7 +7,6 @@ from tests.unit.tokenization.trained import assistant, user
 
 END = "<|im_end|>"
 
-
 CHAT = [
     {"role": "system", "content": "Be brief."},
     user("Why?"),
@@ -15,7 +14,6 @@ CHAT = [
     user("And then?"),
     assistant("Nothing."),
 ]
-
 
 GENERATION = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}

@@ -15,9 +15,7 @@ from asyncdata.core.messages import Failed, Job, Request, Scanned, Tokenized
 from asyncdata.read_ahead.windows import BlockWindow
 from asyncdata.tokenization.base import describe
 from asyncdata.workers.base import MAX_LOSSES
-
-NEVER_S = 240.0
-"""A deadline that only a test which has failed reaches."""
+from tests.support.loading import NEVER_S
 
 
 class Client:

@@ -5,7 +5,6 @@ import inspect
 
 from asyncdata import AsyncDataLoader
 from tests.support import loaders
-from tests.support.loading import SHUFFLE
 from tests.support.tokenize_fns import row_id
 
 __all__ = ("FACES", "Awaited")
@@ -15,8 +14,7 @@ class Awaited:
     """An ``AsyncDataLoader`` with the names of a ``DataLoader``: every call is awaited in one event loop."""
 
     def __init__(self, source, tokenize_fn=row_id, **knobs):
-        knobs = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
-        self.loader = AsyncDataLoader(source, tokenize_fn=tokenize_fn, **knobs)
+        self.loader = loaders.make(source, tokenize_fn, AsyncDataLoader, **knobs)
         self.runner = asyncio.Runner()
 
     def __getattr__(self, name):

@@ -2,10 +2,12 @@
 
 Tests :func:`record` counts. A count of bad things must be 0, or every test that finds one fails; what takes time or
 memory is reported and not asserted, as the machine may be busy. ``tests/conftest.py`` gathers what the workers of xdist
-have found, writes all to a file and ends the run with the table; ``python -m tests.faults.table FILE`` prints it again.
+have found, writes all to a file and ends the run with the table; ``python -m tests.support.figures FILE...`` prints it.
 """
 
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
@@ -84,8 +86,7 @@ TARGETS = {
         {"lost": 0, "repeated": 0, "unnamed": 0},
     ),
 }
-_UNITS = {"_mb_per_100k": "MB per 100k", "_ms": "ms", "_mb": "MB", "_s": "s"}
-_WORST = (*_UNITS, "position")
+_WORST = ("_mb_per_100k", "_ms", "_mb", "_s", "position")
 """Counts whose names end so are not added up: the largest of them counts."""
 
 _recorded: list[Figure] = []
@@ -119,35 +120,17 @@ def table(figures: Iterable[Figure]) -> str:
     lines = []
     for name, target in TARGETS.items():
         counts = totals.get(name, {})
-        lines += [
-            f"{name:<4} {target.title}: {_verdict(target, counts)}",
-            f"       target   {_wanted(target)}",
-            f"       reached  {', '.join(map(_count, counts, counts.values())) or '-'}",
-        ]
+        missed = [count for count, most in target.at_most.items() if counts.get(count, 0) > most]
+        few = [count for count, least in target.at_least.items() if counts.get(count, 0) < least]
+        verdict = f"MISSED, {missed}" if missed else f"so far, with few {few}" if few else "reached"
+        wanted = [f">= {least:,.15g} {count}" for count, least in target.at_least.items()]
+        wanted += [f"<= {most:,.15g} {count}" for count, most in target.at_most.items()]
+        reached = [f"{value:,.{3 if value % 1 else 15}g} {count}" for count, value in counts.items()]
+        lines.append(f"{name:<4} {target.title}: {verdict if counts else 'not measured'}")
+        lines += [f"       target   {', '.join(wanted)}", f"       reached  {', '.join(reached) or '-'}"]
     return "\n".join(lines)
 
 
-def _wanted(target: Target) -> str:
-    least = [_count(name, value, ">= ") for name, value in target.at_least.items()]
-    return ", ".join(least + [_count(name, value, "<= " if value else "") for name, value in target.at_most.items()])
-
-
-def _count(name: str, value: float, sign: str = "") -> str:
-    number = f"{sign}{value:.3g}" if value % 1 else f"{sign}{int(value):,}"
-    for end, unit in _UNITS.items():
-        if name.endswith(end):
-            return f"{name.removesuffix(end)} {number} {unit}".replace("_", " ")
-
-    return f"{number} {name}".replace("_", " ")
-
-
-def _verdict(target: Target, counts: dict[str, float]) -> str:
-    if not counts:
-        return "not measured"
-
-    missed = [_count(name, counts[name]) for name, most in target.at_most.items() if counts.get(name, 0) > most]
-    if missed:
-        return f"MISSED, {', '.join(missed)}"
-
-    few = [_count(name, counts.get(name, 0)) for name, least in target.at_least.items() if counts.get(name, 0) < least]
-    return f"so far, with {', '.join(few)}" if few else "reached"
+if __name__ == "__main__":
+    found = [msgspec.json.decode(Path(path).read_bytes())["figures"] for path in sys.argv[1:]]
+    sys.stdout.write(table(msgspec.convert(sum(found, []), list[Figure])) + "\n")

@@ -11,10 +11,10 @@ from tests.support.loading import SHUFFLE, ids, write_rows
 from tests.support.tokenize_fns import row_id
 
 
-def make(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
+def make(source: Any, tokenize_fn: Any = row_id, face: Any = DataLoader, **knobs: Any) -> Any:
     """A loader that fails rather than hangs, inline where nothing else is asked for."""
     knobs = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
-    return DataLoader(source, tokenize_fn=tokenize_fn, **knobs)
+    return face(source, tokenize_fn=tokenize_fn, **knobs)
 
 
 def gated(tmp_path: Path, row: int, num_rows: int = 200) -> tuple[Path, Path]:

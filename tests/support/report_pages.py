@@ -62,14 +62,8 @@ def write_packed_run(folder: Path) -> None:
     header = msgspec.structs.replace(
         start(), sources=[], mix_by="", group_size=1, packing={"max_length": 1000}, pack_length=1000
     )
-    nothing: dict[str, Any] = {
-        "by_source": {},
-        "staleness": {},
-        "group_sizes": {},
-        "version_lags": {},
-        "degenerate": 0,
-        "returned": 0,
-    }
+    nothing: dict[str, Any] = dict.fromkeys(("by_source", "staleness", "group_sizes", "version_lags"), {})
+    nothing |= {"degenerate": 0, "returned": 0}
     steps = [(0, 0, 0), (1, 10, 8_000), (2, 20, 17_500)]
     records: list[Record] = [header]
     for elapsed, packs, tokens in steps:

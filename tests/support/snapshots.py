@@ -15,22 +15,12 @@ FINGERPRINTS = {"data": DATA, "tokenizer": "t1", "template": "p1", "tokenize_fn"
 
 
 def sample(index: int) -> dict[str, Any]:
-    return Sample(
-        index=index,
-        group_index=index // 2,
-        prompt="2 + 2 = ?",
-        tokens=np.arange(5, dtype=np.int32),
-        label=4,
-        metadata={"level": 1, "image": b"\x00\xff", "size": (3, 4)},
-        position=Position(1, 2, 3),
-        source=SourceLocation("a.jsonl", 10, 20),
-        response="f\u00fcnf",
-        response_length=2,
-        reward={"exact": 0.5},
-        loss_mask=[1, 0],
-        rollout_log_probs=[-0.25, float("-inf")],
-        status=Status.ABORTED,
-    ).to_dict()
+    row: dict[str, Any] = {"prompt": "2 + 2 = ?", "tokens": np.arange(5, dtype=np.int32), "position": Position(1, 2, 3)}
+    row |= {"label": 4, "metadata": {"level": 1, "image": b"\x00\xff", "size": (3, 4)}}
+    rollout: dict[str, Any] = {"response": "f\u00fcnf", "response_length": 2, "reward": {"exact": 0.5}}
+    rollout |= {"loss_mask": [1, 0], "rollout_log_probs": [-0.25, float("-inf")], "status": Status.ABORTED}
+    source = SourceLocation("a.jsonl", 10, 20)
+    return Sample(index=index, group_index=index // 2, source=source, **row, **rollout).to_dict()
 
 
 FULL = Snapshot(
