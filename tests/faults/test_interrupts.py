@@ -34,14 +34,10 @@ def check(path, found: list[list[int]], of: str, interrupts: int) -> None:
     record("R9", of, interrupts=interrupts, lost=0, repeated=num_repeated, out_of_order=0)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "most"),
-    [
-        pytest.param(TIGHT, 1, id="one, tight"),
-        pytest.param(AMPLE, 1, id="one, ample"),
-        pytest.param(TIGHT, 3, id="three in microseconds"),
-    ],
-)
+STORMS = {"one, tight": (TIGHT, 1), "one, ample": (AMPLE, 1), "three in microseconds": (TIGHT, 3)}
+
+
+@pytest.mark.parametrize(("knobs", "most"), STORMS.values(), ids=list(STORMS))
 def test_a_storm_of_keyboard_interrupts(path, knobs, most):
     settings = {"do": "storm", "path": str(path), "number": ROUNDS, "most": most, "knobs": knobs}
     # An interrupt that comes while coverage notes a line leaves its lock held for good.

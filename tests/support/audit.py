@@ -10,8 +10,6 @@ import tempfile
 from importlib import metadata
 from typing import NamedTuple
 
-__all__ = ("Verdict", "installed", "verdict")
-
 OURS = "asyncdata"
 
 

@@ -1,7 +1,5 @@
 """Chat templates in the manner of well-known models, written for these tests; and small ones that try one thing."""
 
-__all__ = ("LOOKS", "ODD", "SPECIAL", "WELL_KNOWN", "plain")
-
 SPECIAL = (
     "<|im_start|> <|im_end|> <|begin|> <|head|> <|/head|> <|eot|> <s> </s> [INST] [/INST] <start_of_turn> "
     "<end_of_turn> <|User|> <|Assistant|> <|end|>"

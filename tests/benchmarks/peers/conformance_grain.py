@@ -19,8 +19,6 @@ from tests.conformance.lab import Seen
 if TYPE_CHECKING:
     from tests.conformance.lab import Knobs, Rows
 
-__all__ = ("Grain",)
-
 
 def seen(row: dict[str, Any]) -> tuple[int, int]:
     """A row, and the process that made it."""

@@ -18,8 +18,6 @@ from tests.conformance.lab import Seen
 if TYPE_CHECKING:
     from tests.conformance.lab import Knobs, Rows
 
-__all__ = ("HfStreaming", "streamed")
-
 
 def with_worker(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Which process made the rows."""

@@ -19,8 +19,6 @@ from tests.conformance.lab import Seen
 if TYPE_CHECKING:
     from tests.conformance.lab import Knobs, Rows
 
-__all__ = ("IndexedStateful", "StreamedStateful")
-
 _VERSION = f"torchdata {version('torchdata')}, datasets {datasets.__version__}"
 _NO_BAD_ROWS = {
     "bad_rows": "a row for which a function raises ends the epoch",

@@ -31,8 +31,6 @@ from asyncdata.errors import AsyncDataError, SnapshotError
 from tests.support.loading import NEVER_S, SHUFFLE, write_rows
 from tests.support.tokenize_fns import id_and_text
 
-__all__ = ("KINDS",)
-
 KINDS = ("flipped", "cut", "torn", "longer", "foreign", "bomb", "sealed")
 CODE = frozenset({"pickle.find_class", "compile", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"})
 """Audit events that reading a snapshot never has."""

@@ -15,18 +15,6 @@ from tests.support.pictures import PATCH, image_processor
 from tests.support.xtuner_fns import Numbered
 from tests.support.xtuner_pictures import InternTiles, chat_of, draw, qwen_tokenizer
 
-__all__ = (
-    "batch_of",
-    "costs_of",
-    "media_of",
-    "pictures_function",
-    "preset_of",
-    "runs_of",
-    "share_of",
-    "shown",
-    "stable_sorts",
-)
-
 FIELDS = "input_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k num_padding position_ids".split()
 
 
