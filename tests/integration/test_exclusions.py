@@ -417,3 +417,15 @@ def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_i
         loader.add_samples([[groups[2][0], groups[1][1]], [groups[0][1], groups[2][1]]])
         assert loader.statistics().dropped_groups_total == {"excluded": 2}
         assert loader.get_samples(1) == [[groups[0][1], groups[2][1]]]
+
+
+def test_a_row_that_is_excluded_again_was_no_group_in_the_meantime(source):
+    with make(source, commit="on_ack") as loader:
+        coming = loader.peek(2)[1:]
+        loader.exclude(coming)
+        groups = [(group[0].group_index, group[0].source) for group in loader.get_samples(3)]
+        loader.exclude(coming)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(source, commit="on_ack") as loader:
+        loader.load_state_dict(state)
+        assert [(group[0].group_index, group[0].source) for group in loader.get_samples(3)] == groups
