@@ -268,11 +268,7 @@ def test_what_is_not_read_of_a_video_is_refused_by_name(tmp_path, folders):
     path = film(tmp_path, "a.mp4")
     for row, settings, message in [
         (asks(video(path, fps=2)), {}, "AD457.*'fps', which is not read"),
-        (
-            asks(video({"url": path, "frames_timestamp": [0.1]}, "video_url")),
-            {},
-            "AD457.*'frames_timestamp', .*only",
-        ),
+        (asks(video({"url": path, "frames_timestamp": [0.1]}, "video_url")), {}, "AD457.*'frames_timestamp', .*only"),
         (asks(video(path)), {"max_frames": 2}, "AD457.*6 frames to load, more than max_frames=2"),
         (asks(video(path)), {"max_pixels": 1000}, "AD457.*96 x 64 pixels"),
         (asks({"type": "text", "text": "<video>"}) | {"videos": [path, path]}, {}, "AD114.*2 videos.*places for 1"),
