@@ -1,7 +1,5 @@
 """The fast backends themselves, against the ``tokenizers`` that is installed; and a run beside which one is proven."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -11,11 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import ANY, Mock
 
 import msgspec
@@ -53,10 +53,6 @@ from tests.support.parts import (
     version_of,
 )
 from tests.unit.tokenization import outcomes, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 ROWS_PER_REQUEST = 256
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

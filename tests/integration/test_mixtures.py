@@ -1,7 +1,5 @@
 """A loader over a mixture: one order D, each part's own order in it, exact resume, and weights that change."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

@@ -1,15 +1,14 @@
 """Objects in stores: the same order as of files, pinned, tried again, kept on the disk, and no secret shown."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
 import random
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -28,9 +27,6 @@ from tests.support.reading_rows import rows_of
 from tests.support.stores import BUCKET, FAST, SECRET, Answer, HttpHost, http_host, jsonl_of, s3
 from tests.support.streams import jsonl
 from tests.support.tokenize_fns import id_and_text, row_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest.importorskip("obstore")
 

@@ -4,8 +4,6 @@ What a loader delivers in any order of calls is in ``test_whole_loader.py``, wit
 ``tests/faults/test_restarts.py``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,10 +1,10 @@
 """Rows of Parquet that were copied for the row index: a damaged copy is never delivered, and is put right."""
 
-from __future__ import annotations
-
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,10 +12,6 @@ from structlog.testing import capture_logs
 from asyncdata import DataLoader, RowShuffle
 from tests.support.combinations import each_value
 from tests.support.tokenize_fns import id_and_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

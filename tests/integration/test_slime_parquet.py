@@ -1,7 +1,5 @@
 """Rows of Parquet under slime: the values that pyarrow's ``to_pylist`` gives, as slime's own reader has them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.slime_source import no_rollout, source_of

@@ -5,8 +5,6 @@ then, those that have come back since, as they were when they first came back. W
 each group that was served and is neither trained by rollout r nor dropped.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import tempfile

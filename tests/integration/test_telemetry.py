@@ -1,7 +1,5 @@
 """``telemetry="folder"``: what is recorded is what was delivered, and nothing that happens to it reaches the run."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gzip

@@ -1,12 +1,12 @@
 """The catalogue of bad inputs, rows 25 to 41: what may be wrong with a file, and what may happen to it meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +20,6 @@ from tests.support.loading import NEVER_S, ids, order_of, write_rows
 from tests.support.parts import read_quarantine
 from tests.support.streams import frames, members
 from tests.support.tokenize_fns import row_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LINES = b"\n".join(GOOD) + b"\n"
 NUM_ROWS = 200

@@ -1,7 +1,5 @@
 """The catalogue of bad inputs, rows 42 to 58: epochs, tokenizers, and what a tokenize function may do."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,14 +1,13 @@
 """Where a bad row lies: every code in every kind of file; and that nothing else about a run changes it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
 import re
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -34,9 +33,6 @@ from tests.support.combinations import each_value
 from tests.support.loading import ids
 from tests.support.parts import SlimeTokenizeFn
 from tests.support.streams import frames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 NUM_BEFORE = 3
 MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))

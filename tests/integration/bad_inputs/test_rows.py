@@ -3,11 +3,10 @@
 Each fault is met by each tokenize function: a loader of all of them puts the bad rows aside, by line, byte and code.
 """
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,9 +26,6 @@ from tests.support import tokenize_fns
 from tests.support.bad_inputs import GOOD, deliver, place_of_bad, prompts, with_bad
 from tests.support.chats import CHAT
 from tests.support.function_kinds import chat_prompt
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROMPTS = """\
 {%- for m in messages %}{{ raise_exception('no such role') if m.role == 'oracle' }}<{{ m.content }}>{% endfor %}"""

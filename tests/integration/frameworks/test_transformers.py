@@ -3,8 +3,6 @@
 Trainers with a model are in ``test_killed_trainers.py``.
 """
 
-from __future__ import annotations
-
 import shutil
 from contextlib import closing
 from itertools import islice
