@@ -69,7 +69,6 @@ def test_the_order_of_packs_is_xtuners(tmp_path, case):
             consumed = len(whole) * world_size // 2 // batch * batch
             rest = share_of(order, rank, world_size, batch, round_up=round_up, consumed=consumed).tolist()
             found.append([whole[:4], digest(whole), digest(rest)])
-
     assert found == case.delivered(tmp_path)
 
 
@@ -350,7 +349,6 @@ NUM_PACKS = 7400
 @pytest.mark.parametrize(("law", "max_length"), each_value(LAWS.keys(), MAX_LENGTHS))
 def test_packs_are_as_full_as_those_of_a_plan_of_all_samples(law, max_length):
     found = [fill(law, max_length, seed) for seed in SEEDS]
-
     ours = statistics.mean(one.ours for one in found)
     assert ours >= statistics.mean(one.xtuners for one in found)
     assert all(one.displacement < one.window for one in found)
@@ -372,7 +370,6 @@ def test_ranks_are_better_balanced_than_in_xtuners_order(law, accumulation, meth
     ours = balance(costs(law, xtuners=False), order, 64, accumulation)
     theirs = costs(law, xtuners=True)
     xtuners = balance(theirs, xtuners_ordered(theirs, 64, accumulation), 64, accumulation)
-
     assert ours.efficiency >= xtuners.efficiency
     assert ours.efficiency >= 0.985
     assert ours.first_over_last <= 1.01

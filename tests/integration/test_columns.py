@@ -261,7 +261,6 @@ def test_rows_of_babilongs_generator_are_what_its_recipe_makes_of_them(tmp_path,
     settings = {"collate_fn": FixedCollator(length=length), "batch_size": 1, "num_workers": 0, "epochs": 1}
     with DataLoader(tmp_path / "rows.json", tokenize_fn=fn, **settings) as loader:
         (batch,) = loader
-
     assert {name: batch[name][0].tolist() for name in expected} == expected
 
 
@@ -326,7 +325,6 @@ def test_a_rank_counts_the_rows_that_it_tokenizes(questions, small_tokenizer):
             assert noted(loader) == lost(mine)
             total += noted(loader)
             samples += mine
-
     assert len(samples) == NUM_ASKED
     assert total == lost(samples) > 0
 

@@ -92,7 +92,6 @@ def state_after(source: Any, number: int, **knobs: Any) -> dict[str, Any]:
 @each_way
 def test_every_epoch_has_every_row_once_and_another_seed_is_another_order(written, shuffle):
     seen = first(written.source, 3 * NUM_ROWS, shuffle=shuffle)
-
     epochs = [seen[number * NUM_ROWS : (number + 1) * NUM_ROWS] for number in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(NUM_ROWS))] * 3
     if shuffle is False:
@@ -107,7 +106,6 @@ def test_a_row_is_the_row_that_was_written(written):
     rows = make_rows(NUM_ROWS)
     with make_any(written.source, id_and_text) as loader:
         samples = loader.get_next_batch(NUM_ROWS)
-
     assert [sample.tokens.tolist() for sample in samples] == [
         [number, *map(ord, rows[number]["pad"])] for number in ids(samples)
     ]
@@ -117,7 +115,6 @@ def test_a_row_is_the_row_that_was_written(written):
 @each_way
 def test_the_order_is_the_same_for_any_workers_and_buffer(written, shuffle):
     expected = first(written.source, 2 * NUM_ROWS, shuffle=shuffle, buffer_size=1000)
-
     for num_workers, buffer_size in [(0, 1), (1, 1000) if shuffle is False else (2, 16)]:
         settings = {"num_workers": num_workers, "buffer_size": buffer_size, "shuffle": shuffle}
         assert first(written.source, 2 * NUM_ROWS, **settings) == expected, settings
@@ -128,7 +125,6 @@ def test_a_file_that_is_listed_twice_comes_twice_an_epoch_and_resumes(tmp_path, 
     written = written_as(name, tmp_path)
     source = LISTED[name]([*written.source, written.source[0]], allow_repeats=True)
     expected = first(source, 2 * (NUM_ROWS + NUM_ROWS // 3))
-
     wanted = Counter([*range(NUM_ROWS), *range(NUM_ROWS // 3)])
     assert Counter(expected[: wanted.total()]) == Counter(expected[wanted.total() :]) == wanted
     state = state_after(source, 150)
@@ -142,7 +138,6 @@ def test_a_file_that_is_listed_twice_comes_twice_an_epoch_and_resumes(tmp_path, 
 @each_way
 def test_resumed_at_any_point_it_is_the_uninterrupted_run(written, shuffle):
     expected = first(written.source, 3 * NUM_ROWS, shuffle=shuffle)
-
     for number in random.Random(5).sample(range(2 * NUM_ROWS), 2):
         state = state_after(written.source, number + 1, shuffle=shuffle)
         with make_any(written.source, shuffle=shuffle) as loader:
@@ -152,7 +147,6 @@ def test_resumed_at_any_point_it_is_the_uninterrupted_run(written, shuffle):
 
 def test_the_same_rows_written_again_are_the_same_data(written):
     expected, state = first(written.source, 100), state_after(written.source, 50)
-
     with make_any(written.rewrite(make_rows(NUM_ROWS))) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(50)) == expected[50:]
@@ -209,7 +203,6 @@ def test_a_state_of_other_data_is_refused(written, rows):
     if not written.kind.is_content_known:
         pytest.skip("nothing tells its rows from others before they are read")
     state = state_after(written.source, 50)
-
     with make_any(written.rewrite(rows)) as loader, pytest.raises(SnapshotMismatchError, match="data: ") as caught:
         loader.load_state_dict(state)
     assert "data" in caught.value.differences
@@ -229,7 +222,6 @@ def test_data_that_is_replaced_while_it_is_read_stops_the_stream(written):
 
 def test_a_source_without_rows_is_an_error(written, tmp_path_factory):
     empty = written.kind.write(tmp_path_factory.mktemp("empty"), [])
-
     # AD125: datasets cannot load what it has saved. AD401: that a stream has no rows is known when it has been read
     with pytest.raises(SourceError, match="^AD(201|202|401|125) "), make_any(empty) as loader:
         loader.get_next_batch(1)
@@ -289,7 +281,6 @@ def test_a_state_without_the_streams_part_is_replayed(path):
         state = loader.state_dict()
     del state["stream"]
     assert state["canaries"] == []
-
     with structlog.testing.capture_logs() as logs, make(path) as loader:
         loader.load_state_dict({**state, "canaries": ["of", "another", "source"]})  # which are not waited for
         assert ids(loader.get_next_batch(50)) == expected_ids(1)[250:300]
@@ -384,7 +375,6 @@ def test_a_source_that_cannot_resume_at_its_row_is_read_from_the_start_and_that_
     with make(Watched(kind(LINES))) as loader:
         loader.get_next_batch(250)
         state = loader.state_dict()
-
     with structlog.testing.capture_logs() as logs, make(Watched(kind(LINES))) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(150)) == expected_ids(1)[250:]
@@ -446,7 +436,6 @@ def test_the_state_of_an_earlier_window_is_better_than_none():
         loader.get_next_batch(200)
         state = loader.state_dict()
     again, window = ListStream(LINES), state["position"][1] + 2
-
     with make(Watched(again), buffer_size=1) as loader:
         loader.load_state_dict({**state, "position": [0, window, 0]})
         first = len(sum(windows_before(window), []))

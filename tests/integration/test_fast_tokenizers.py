@@ -96,10 +96,8 @@ def proof(backend, files) -> Proof:
 def test_a_backend_starts_no_thread_before_a_fork_and_leaves_awkward_alone(backend, small_tokenizer):
     path = str(small_tokenizer / "tokenizer.json")
     environment = os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-
     command = [sys.executable, "-c", ALONE, backend, path, *sys.path]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-
     assert done.stdout.splitlines() == ["1 False", "0 True", "1 True"]
 
 

@@ -386,7 +386,6 @@ def take(source: Any, **knobs: Any) -> None:
 def test_a_loader_whose_order_has_no_row_says_so_and_a_part_is_named(data: Path, way: str, other: str) -> None:
     name, shuffle, settings = WAYS[way]
     path = data / f"{name}.jsonl"
-
     with pytest.raises(SourceError, match="AD401|AD201"):
         take(path, shuffle=shuffle, **settings, **OTHERS[other])
     for weight in (1, 99):
@@ -399,7 +398,6 @@ def test_a_loader_whose_order_has_no_row_says_so_and_a_part_is_named(data: Path,
 def test_a_part_of_a_nested_mixture_is_named_with_its_mixture(data: Path, way: str) -> None:
     name, shuffle, settings = WAYS[way]
     inner = Mix({"none": Part(data / f"{name}.jsonl", shuffle=shuffle, **settings), "all": Part(data / "rows.jsonl")})
-
     with pytest.raises(NoSamplesError, match=r"AD407 part 'inner\.none'"):
         take(Mix({"inner": Part(inner), "all": Part(data / "rows.jsonl")}))
 
@@ -407,6 +405,5 @@ def test_a_part_of_a_nested_mixture_is_named_with_its_mixture(data: Path, way: s
 @pytest.mark.parametrize("way", ["blank lines", "a slice from the end on", "only kept rows, and none is"])
 def test_a_rank_of_an_order_without_a_row_says_so(data: Path, way: str) -> None:
     name, shuffle, settings = WAYS[way]
-
     with pytest.raises(NoSamplesError, match="AD401"):
         take(data / f"{name}.jsonl", shuffle=shuffle, ranks=Ranks(rank=1, world_size=2), **settings)

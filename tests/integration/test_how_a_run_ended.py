@@ -381,7 +381,6 @@ WAYS = {
 @pytest.mark.parametrize("knobs", WAYS.values(), ids=WAYS)
 def test_a_file_of_which_all_rows_are_dropped_is_named_with_a_row_and_its_line(good, dropped, knobs):
     (warning,) = warnings_of([str(good), str(dropped)], **knobs)
-
     assert (warning["path"], warning["reason"]) == (str(dropped), "marked")
     assert 20 <= warning["num_dropped"] == warning["num_rows"] <= NUM_DROPPED
     path, line, _ = warning["example"].replace(" ", ":").split(":", 2)
@@ -395,7 +394,6 @@ def test_what_a_packing_drops_in_mass_is_told_once(tmp_path, knobs):
     packing = {"packing": SoftPacking(max_length=64), "cache": {"folder": ""}, **knobs}
     with capture_logs() as events, numbered_rows(path, epochs=2, **packing) as loader:
         assert len([list(loader), list(loader)]) == 2
-
     (event,) = [event for event in events if event["event"] == "rows.dropped"]
     assert (event["reason"], 20 <= event["num_dropped"] <= event["num_rows"]) == ("overlong", True)
 
@@ -403,9 +401,7 @@ def test_what_a_packing_drops_in_mass_is_told_once(tmp_path, knobs):
 def test_files_that_are_too_small_are_told_together(tmp_path):
     for number in range(40):
         written(tmp_path / f"part-{number}.jsonl", lambda row: row % 2 == 0, num_rows=4)
-
     (warning,) = warnings_of(tmp_path)
-
     assert "path" not in warning
     assert warning["num_dropped"] >= 20
     assert str(tmp_path) in warning["example"]
@@ -413,18 +409,14 @@ def test_files_that_are_too_small_are_told_together(tmp_path):
 
 def test_a_part_of_a_mixture_is_named(good, dropped):
     mix = Mix({"one": Part(good, when_done="leave"), "two": Part([str(good), str(dropped)], when_done="leave")})
-
     (warning,) = warnings_of(mix)
-
     assert (warning["source"], warning["path"]) == ("two", str(dropped))
 
 
 def test_bad_rows_that_are_skipped_are_told_like_other_drops(good, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("{}\n" * NUM_DROPPED)
-
     (warning,) = warnings_of([str(good), str(empty)], bad_rows=BadRows(policy="skip", max=None))
-
     assert (warning["path"], warning["reason"]) == (str(empty), "bad row AD421")
 
 
@@ -434,9 +426,7 @@ def test_parquet_files_are_named_with_the_number_of_a_row(tmp_path):
     for name in ("good", "dropped"):
         rows = [{"id": row, "is_dropped": name == "dropped"} for row in range(NUM_DROPPED)]
         parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
-
     (warning,) = warnings_of(tmp_path)
-
     assert warning["path"] == str(tmp_path / "dropped.parquet")
     assert warning["example"].startswith(f"{warning['path']} (row ")
 
@@ -444,11 +434,9 @@ def test_parquet_files_are_named_with_the_number_of_a_row(tmp_path):
 @pytest.mark.thorough
 def test_inspect_and_the_report_say_it(good, dropped, tmp_path, capsys):
     paths, page = [str(good), str(dropped)], tmp_path / "page.html"
-
     assert main(["inspect", *paths, "--tokenize-fn", "tests.support.tokenize_fns:drops_marked", "--num", "0"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("dropped in mass")]
     assert f"150 of 150 rows of {dropped}: marked, such as {dropped}:" in line
-
     warnings_of(paths, telemetry=tmp_path / "run")
     assert main(["report", str(tmp_path / "run"), "-o", str(page)]) == 0
     top = read_page(page.read_bytes()).text.partition("Samples delivered")[0]

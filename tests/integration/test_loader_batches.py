@@ -70,7 +70,6 @@ def test_samples_of_a_group_share_no_value_that_a_trainer_may_change(face, tmp_p
     fn = lambda row: {"input_ids": [1], "metadata": {"list": []}, "label": [5]}  # noqa: E731
     with face(path, fn, n_samples_per_prompt=2) as loader:
         first, second = loader.get_next_batch(2)
-
     first.metadata["list"].append(1)
     first.label.append(2)
     assert (second.metadata, second.label) == ({"list": []}, [5])
@@ -168,7 +167,6 @@ def test_after_closing_every_use_says_so_and_the_state_is_that_of_the_last_deliv
 def test_any_function_runs_inline_and_workers_say_what_they_need(path):
     with open_loader(path, lambda row: [row["id"]]) as loader:
         assert ids(loader.get_next_batch(3)) == order_of(path)[:3]
-
     with pytest.raises(ConfigError, match="^AD420 .*num_workers=0 to run it in this process"):
         open_loader(path, lambda row: [row["id"]], num_workers=1)
 
@@ -178,7 +176,6 @@ def test_a_function_that_calls_exit_has_a_bad_row(path, num_workers):
     special = write_rows(path, NUM_ROWS, {13: {"do": "exit"}})
     with open_loader(special, worker_fns.as_told, num_workers=num_workers) as loader:
         _, error = bad_row_at(loader)
-
     assert (error.code, error.line) == ("AD421", 14)
 
 
@@ -227,7 +224,6 @@ def test_threads_that_restore_and_exclude_do_not_wait_for_each_other(path):
     with open_loader(path) as loader, ThreadPoolExecutor(2) as threads:
         state, rows = loader.state_dict(), loader.get_next_batch(1)
         calls = [partial(loader.load_state_dict, state), partial(loader.exclude, rows)]
-
         assert len(list(threads.map(lambda call: [call() for _ in range(200)], calls))) == 2
 
 
@@ -307,9 +303,7 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next(path, monkeypatch)
         patch.setattr(service_of(loader), "close", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             loader.close()
-
     loader.close()
-
     assert not is_alive(loader)
 
 
@@ -346,7 +340,6 @@ def test_bad_rows_beyond_the_budget_are_told_once_however_often_calls_fail(path,
 def test_a_row_that_kills_workers_does_so_a_few_times_and_no_more(tmp_path):
     """Here it is one of the fixed rows, too, that are to show whether the tokens are the same after a resume."""
     path = write_rows(tmp_path / "rows.jsonl", 1000, {0: {"do": "die"}})
-
     with open_loader(path, worker_fns.as_told, num_workers=2, bad_rows="skip", buffer_size=50, epochs=1) as loader:
         assert sorted(ids(loader.get_next_batch(999))) == list(range(1, 1000))
         assert loader.statistics().worker_restarts_total <= 2 + 3 * 2
@@ -358,7 +351,6 @@ def test_a_row_that_kills_a_batch_is_told_from_the_row_that_was_read_last(path, 
     """A tokenizer reads row by row, and says so, and then encodes all at once."""
     expected = order_of(path)
     description = worker_fns.ReadsThenEncodes(what)
-
     with open_loader(
         path, description, num_workers=1, bad_rows="skip", epochs=1, limits=Limits(row_timeout_s=0.5)
     ) as loader:

@@ -128,7 +128,6 @@ def test_an_event_asks_only_the_parts_that_it_concerns(tmp_path, monkeypatch):
     with make(many(tmp_path), buffer_size=64) as loader:
         loader.get_next_batch(300)
         num_rows = loader.statistics().tokenized_rows_total
-
     assert asked["p"] < 20 * num_rows
 
 
@@ -138,7 +137,6 @@ def test_an_event_asks_only_the_parts_that_it_concerns(tmp_path, monkeypatch):
 def test_other_parts_and_their_weights_move_no_row_of_a_part_and_their_listing_moves_none_at_all(data):
     found = delivered(mix_of(data), 400)
     others = delivered(mix_of(data, {"math": 1, "code2": 7, "chat2": 1, "chat": 4}, quota=7), 400)
-
     for name in ("math", "chat"):
         first, second = own(found, name), own(others, name)
         shorter = min(len(first), len(second))
@@ -157,7 +155,6 @@ PINNED = {
 def test_the_order_is_pinned(data, by):
     """A run that was saved continues with it, on any machine and after any update."""
     digest = state_after(mix_of(data, by=by), 300, digest="tokens")["counters"]["digest"]
-
     assert (digest["positions"], digest["order"], digest["tokens"]) == PINNED[by]
 
 
@@ -186,7 +183,6 @@ def test_nested_mixtures_have_dotted_names_and_shares_of_their_share_and_the_tem
     parts = {name: data / f"{name}.jsonl" for name in SIZES}
     by_size = Counter(part for part, _ in delivered(Mix(parts, temperature=1), 1000))
     sizes = {name: path.stat().st_size for name, path in parts.items()}
-
     assert all(abs(by_size[name] - 1000 * size / sum(sizes.values())) < 1 for name, size in sizes.items())
     assert Counter(part for part, _ in delivered(outer, 160)) == {"math": 80, "rest.code": 20, "rest.chat": 60}
 
@@ -211,7 +207,6 @@ def test_a_part_without_a_sample_is_named(data):
     (data / "none.jsonl").write_text("")
     dropped = mix_of(data)
     dropped.parts["chat"].tokenize_fn = all_dropped
-
     with make(dropped) as loader, pytest.raises(NoSamplesError, match=r"AD407 part 'chat' .* 23 rows.*, and 0 kept"):
         loader.get_next_batch(100)
     with (
@@ -275,23 +270,19 @@ def test_it_is_one_order_at_any_buffers_and_batches_and_from_any_state(data, mad
         for position in range(1, 202):
             assert entries(loader.get_next_batch(1)) == whole[position - 1 : position]
             states += [saved(loader)] if position in cuts else []
-
     for cut, state in zip(cuts, states, strict=True):
         assert restored(mix, state, 60, buffer_size=cut) == whole[cut : cut + 60]
 
 
 def test_the_state_has_no_more_than_a_few_numbers_for_each_part(data):
     early, late = (len(json.dumps(state_after(mix_of(data), number)["mixture"])) for number in (10, 2010))
-
     assert late < early + 200
 
 
 def test_weights_that_changed_are_refused_and_named(data):
     state = state_after(mix_of(data), 17)
-
     with make(mix_of(data, {**WEIGHTS, "math": 9})) as loader, pytest.raises(SnapshotMismatchError) as refused:
         loader.load_state_dict(state)
-
     assert "math.weight: saved 50 %, present 64.2857 %" in str(refused.value)
     assert refused.value.differences["mixture.math.weight"] == (5 / 10, 9 / 14)
 
@@ -328,7 +319,6 @@ def test_a_part_whose_file_changed_and_the_state_of_a_single_source_are_refused_
         with pytest.raises(SnapshotMismatchError):
             loader.load_state_dict(state)
     write(data / "code.jsonl", [{"id": 1, "pad": ""}] * 50)
-
     with make(mix_of(data)) as loader:
         with pytest.raises(SnapshotMismatchError, match=r"part 'code' of the mixture: .*data"):
             loader.load_state_dict(state)
@@ -345,7 +335,6 @@ def test_new_parts_begin_at_their_start_and_parked_ones_continue(data):
                 loader.load_state_dict(state)
             found += entries(loader.get_next_batch(30))
             state = saved(loader)
-
     for name, number in (("math", 45), ("code", 30), ("chat", 15)):
         assert own(found, name) == own(delivered(mix_of(data, {name: 1}), number), name)
 
@@ -359,7 +348,6 @@ def test_a_part_without_weight_is_not_read(data):
     with make(mix, buffer_size=100) as loader:
         loader.get_next_batch(500)
         rows = rows_of_parts(loader)
-
         assert rows["code"] == 0
         assert rows["math"] > 0
         assert loader.statistics().by_source["code"].samples == 0

@@ -87,7 +87,6 @@ def test_one_shard_of_three_that_is_no_data_is_refused_by_name(tmp_path, name, b
     spoiled.write_bytes(made())
     shards = [write_rows(tmp_path / f"{part}.jsonl", 30) for part in "ab"]
     said = f"AD109 {spoiled}: none of its first" if said == "AD109" else f"AD123 {spoiled} is {said}"
-
     with pytest.raises(SourceError, match=f"^{said}"):
         make([str(shards[0]), str(spoiled), str(shards[1])], bad_rows=bad_rows)
 
@@ -95,14 +94,12 @@ def test_one_shard_of_three_that_is_no_data_is_refused_by_name(tmp_path, name, b
 @pytest.mark.parametrize("source", [JsonArraySource, ParquetSource])
 def test_a_pointer_in_place_of_other_data_is_named_too(tmp_path, source):
     (tmp_path / "rows").write_bytes(LFS)
-
     with pytest.raises(SourceError, match="AD123 .*rows is a Git LFS pointer"):
         make(source(str(tmp_path / "rows")))
 
 
 def test_the_pointer_among_the_test_data_is_named(test_data, tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl", 30)
-
     with pytest.raises(SourceError, match="AD123 .*lfs_pointer.jsonl is a Git LFS pointer"):
         make([str(rows), str(test_data / "rows" / "lfs_pointer.jsonl")], bad_rows="skip")
 
@@ -118,9 +115,7 @@ def test_a_small_file_without_a_row_is_told_of_once(tmp_path, compress, last):
     small, good = tmp_path / "a.txt", tmp_path / "b.jsonl"
     small.write_bytes(compress(b"\n" + b"no row\n" * 6 + last))
     good.write_bytes(ROWS)
-
     rows, events = delivered([str(small), str(good)], bad_rows="skip")
-
     assert rows == list(range(40))
     told = [(event["path"], event["num_rows"]) for event in events if event["event"] == "source.undecoded"]
     assert told == [(str(small), 6 + bool(last))]
@@ -140,9 +135,7 @@ def test_a_small_file_without_a_row_is_told_of_once(tmp_path, compress, last):
 )
 def test_a_file_with_rows_in_its_first_block_is_read_whatever_comes_first(tmp_path, head):
     (tmp_path / "rows.jsonl").write_bytes(head + ROWS)
-
     rows, events = delivered(str(tmp_path / "rows.jsonl"), bad_rows="skip")
-
     assert rows == ([0] if b"pad" in head else []) + list(range(40))[: 40 - (b"pad" in head)]
     assert not [event for event in events if event["event"] == "source.undecoded"]
 
@@ -153,7 +146,6 @@ def test_a_folder_leaves_hidden_files_out_and_a_path_or_a_hidden_folder_is_read(
     folder.mkdir(parents=True)
     (folder / "a.jsonl").write_bytes(ROWS)
     (folder / name).write_bytes(jsonl([{"id": 77}]))
-
     assert delivered(str(folder), epochs=1)[0] == list(range(40))
     assert delivered(JsonlSource(str(folder / name)), 1)[0] == [77]
     assert delivered(JsonlSource(str(folder / ".*[lt]")), 1)[0] == [77]
@@ -219,10 +211,8 @@ def test_a_folder_of_two_splits_is_refused_until_one_is_named(tmp_path, place, n
     files, glob = SPLITS[names]
     folder, options = place(tmp_path, files)
     glob = glob or files[0]
-
     with pytest.raises(SourceError, match=r"^AD312 the folder .* holds the splits ") as refused:
         make(JsonlSource(folder + "/", **options))
-
     assert f"paths='{folder}/{glob}'" in str(refused.value)
     make(JsonlSource(f"{folder}/{glob}", **options)).close()
     make(JsonlSource(f"{folder}/**/*.jsonl*", **options)).close()
@@ -232,7 +222,6 @@ def test_a_folder_of_two_splits_is_refused_until_one_is_named(tmp_path, place, n
 @pytest.mark.parametrize("names", ONE_SPLIT)
 def test_other_names_are_no_splits(tmp_path, place, names):
     folder, options = place(tmp_path, ONE_SPLIT[names])
-
     with make(JsonlSource(folder, **options)) as loader:
         assert ids(loader.get_next_batch(5)) == [1] * 5
 
@@ -243,7 +232,6 @@ def test_a_repository_of_the_hub_is_a_folder_too(monkeypatch):
     with HubServer() as hub:
         sha = hub.commit("me/data", {"data/train-0.jsonl": ROWS, "data/test-0.jsonl": ROWS, "data/.part.jsonl": b"x"})
         options = {"storage_options": {"endpoint": hub.url}}
-
         with pytest.raises(SourceError, match=rf"AD312 .*paths='hf://datasets/me/data@{sha}/data/train-0.jsonl'"):
             make(JsonlSource("hf://datasets/me/data/data", **options))
 
@@ -252,7 +240,6 @@ def test_parquet_in_the_hubs_layout_is_refused_too(tmp_path):
     tables = pytest.importorskip("tests.support.parquet_files")
     for name in ("train-00000-of-00001", "test-00000-of-00001"):
         tables.write(tmp_path / f"{name}.parquet")
-
     with pytest.raises(SourceError, match=r"AD312 .*paths='.*/test-00000-of-00001.parquet'"):
         make(str(tmp_path))
 
@@ -432,9 +419,7 @@ def run(data, folder, **knobs):
 def test_no_file_of_a_run_can_be_read_by_others(data, tmp_path, shuffle):
     folder = tmp_path / "kept"
     folder.mkdir(mode=0o700)
-
     run(data, folder, shuffle=shuffle)
-
     files = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
     assert {"run.snapshot", "quarantine.jsonl"} <= {os.path.basename(path) for path in files}
     assert len(files) >= (3 if shuffle == "full" else 2)

@@ -87,10 +87,8 @@ def test_files_are_mixed_and_give_one_order_too(tmp_path, num_workers):
     rows.unlink()
     for name, part in (("a", lines[:150]), ("b", lines[150:310]), ("c", lines[310:])):
         (tmp_path / f"{name}.jsonl").write_bytes(b"\n".join(part) + (b"\n" if name != "b" else b""))
-
     shuffle = Shuffle(block_bytes=700, window_blocks=50)
     found = run(tmp_path, num_workers=num_workers, buffer_size=100, batch_size=50, shuffle=shuffle)
-
     assert found == order_of(sorted(tmp_path.iterdir()), NUM_EPOCHS, shuffle=shuffle)
     assert digest(found) == ORDER_OF_FILES
 
@@ -121,7 +119,6 @@ def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path, face, bac
     with capture_logs(), face(path, **settings) as loader:
         found = [number for _ in range(2) for batch in loader for number in ids(batch)]
         num_workers = loader.statistics().num_workers
-
     assert found == order_of(path, 2)
     assert num_workers == 3
 
@@ -132,7 +129,6 @@ def test_what_is_given_is_not_tuned(path, monkeypatch):
     with DataLoader(path, **knobs(num_workers=1, buffer_size=20)) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS)) == order_of(path)
         now = loader.statistics()
-
     assert (now.num_workers, now.capacity_samples) == (1, 20)
 
 
@@ -253,7 +249,6 @@ def test_the_order_is_d_also_of_a_run_that_resumes(tmp_path, crashing):
     with with_samples(), make_wide(path) as loader:
         loader.load_state_dict(state)
         found += ids(loader.get_next_batch(2 * FEW_ROWS))
-
     assert found == order_of(path, 3, shuffle=WIDE)[: len(found)]
     assert crashing
 
@@ -282,7 +277,6 @@ def test_rows_that_an_epoch_excludes_are_left_out_and_counted_once(tmp_path, req
 
 def test_the_parts_of_a_mixture_give_the_same_and_rows_count_as_tokenized(tmp_path):
     mix = Mix({name: Part(write_rows(tmp_path / f"{name}.jsonl", 90), when_done="leave") for name in ("a", "b")})
-
     expected = delivered(mix)
     with with_samples():
         assert delivered(mix) == expected

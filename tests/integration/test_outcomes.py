@@ -77,7 +77,6 @@ def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows,
         loader.report(late, [1.0] * NUM_ROWS)
         second += loader.get_samples(NUM_ROWS - 1)
         assert len(set(ids(group[0] for group in second))) == NUM_ROWS
-
         with pytest.raises(NoSamplesError, match=r"AD401 epoch 2: 60 rows read, 0 kept: 60 by excluded.*Outcomes\(pol"):
             loader.get_samples(1)
 
@@ -150,7 +149,6 @@ def test_rows_that_are_left_out_are_not_tokenized(tmp_path, monkeypatch):
             groups = loader.get_samples(10)
             loader.report(groups, [float(group[0].tokens[0] % 10 != 0) for group in groups])
         assert len(ids(loader.get_next_batch(40))) == 40
-
     ahead, canaries = 2 * 20, 8  # of the second epoch, what was read ahead before it began was tokenized whole
     assert 440 <= len(log.read_bytes()) <= 400 + 40 + ahead + canaries
 
@@ -222,7 +220,6 @@ def test_with_other_data_the_memory_is_forgotten_and_that_is_logged_and_other_na
     with remembering(other) as loader, capture_logs() as logs:
         loader.load_state_dict(state, allow_changed={"data"})
         assert loader.statistics().outcome_rows == 0
-
     assert [entry["reason"] for entry in logs if entry["event"] == "outcomes.forgotten"] == ["changed: data"]
 
 

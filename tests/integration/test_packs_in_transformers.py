@@ -159,10 +159,8 @@ def test_the_keys_are_those_that_transformers_own_collator_gives():
     labels = [np.where(np.asarray(mask, bool), tokens, -100) for tokens, _, mask, *_ in pack]
     shape = {"return_flash_attn_kwargs": True, "return_seq_idx": True, "return_tensors": "np"}
     features = [{"input_ids": d.tokens.tolist(), "labels": own.tolist()} for d, own in zip(pack, labels, strict=True)]
-
     wanted = transformers.DataCollatorWithFlattening(**shape)(features)
     found = PackedCollator(keys="transformers")([pack])
-
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         assert np.array_equal(found[name], value), name
@@ -304,7 +302,6 @@ def test_a_dummy_runs_the_vision_tower_and_trains_nothing(pictured_rows, family,
 def test_positions_of_qwen_are_those_that_its_model_counts(pictured_rows, family):
     if family != "qwen3_vl":
         pytest.skip("only Qwen counts in three dimensions")
-
     with make(pictured_rows, packing=None, plan_packs=False, collate_fn=None) as loader:
         samples = loader.get_next_batch(12)
     for sample in samples:

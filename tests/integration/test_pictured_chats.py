@@ -453,7 +453,6 @@ def test_the_report_says_what_was_loaded_of_pictures_and_what_failed(tmp_path, f
     with loader_of(tmp_path, folders["qwen3_vl"], *rows, knobs=knobs) as loader:
         assert [len(batch) for batch in loader] == [3]
         num_bytes = loader.statistics().media_bytes_total
-
     last = read(tmp_path / "run").starts[0].intervals[-1]
     assert (last.media_loaded, last.media_failed, last.media_bytes) == (3, 1, num_bytes)
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0

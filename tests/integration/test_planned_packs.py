@@ -80,7 +80,6 @@ def test_xtuners_packs_are_those_of_every_epoch_and_each_file_is_a_data_set(knob
     with make(list(map(str, files)), packing=packing, **knobs) as loader:
         epochs = [packs_of(loader) for _ in range(2)]
         num_samples = loader.statistics().samples_total
-
     lengths = [np.array([row["n"] for row in rows_of(*some) if row["n"]]) for some in ((60, 0), (90, 60))]
     theirs = packing.plan(lengths)
     packs = [theirs.pack(number) for number in range(theirs.num_packs)]
@@ -92,14 +91,12 @@ def test_xtuners_packs_are_those_of_every_epoch_and_each_file_is_a_data_set(knob
 @pytest.mark.parametrize("shuffle", ["full", RowShuffle(), RowShuffle(only_kept=True)], ids=str)
 def test_rows_without_a_sample_are_not_planned_whatever_the_shuffle_says(path, knobs, shuffle):
     found = epoch_of(path, packing=SOFT, plan_packs=True, **{**knobs, "shuffle": shuffle})
-
     assert sorted(itertools.chain(*found)) == KEPT
     assert found == epoch_of(path, packing=SOFT, plan_packs=True, **{**knobs, "shuffle": "full"})
 
 
 def test_some_of_the_rows_are_planned_as_a_slice(path, knobs):
     found = epoch_of(path, **XTUNER, **{**knobs, "shuffle": RowShuffle(method="none", first=10, stop=50)})
-
     assert sorted(itertools.chain(*found)) == [tokens_of(row) for row in rows_of()[10:50] if row["n"]]
 
 
@@ -109,11 +106,9 @@ def test_windows_join_without_a_seam_for_every_rank(path, knobs, plan, monkeypat
     settings = {**knobs, **plan, "epochs": 2, "round_up": False}
     with Ranks(path, 2, **settings) as ranks:
         whole = list(ranks.steps())
-
     change(monkeypatch, rows_per_window=40)
     with Ranks(path, 2, **settings) as ranks:
         parted = list(ranks.steps())
-
     assert [step.batches for step in parted] == [step.batches for step in whole]
 
 
@@ -184,7 +179,6 @@ def test_a_rank_tokenizes_its_own_rows_and_no_others_once_the_index_is_made(path
 
 def test_a_function_without_a_version_can_be_planned_and_is_not_kept(path, knobs, tmp_path):
     assert epoch_of(path, **XTUNER, **{**knobs, "tokenize_fn": lambda row: tokens_of(row) or None})
-
     assert not list((tmp_path / "cache").rglob("*.index"))
 
 
@@ -260,7 +254,6 @@ def test_data_without_a_sample_and_a_stream_say_what_became_of_the_rows_and_what
 ):
     with pytest.raises(NoSamplesError, match="AD401 1 rows read, 0 kept: 1 by empty"):
         epoch_of(jsonl_file([{"id": 1, "n": 0}]), **XTUNER, **knobs)
-
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"id": 1, "n": 1}\n'))
     with pytest.raises(ConfigError, match="AD453 .*rows.jsonl.gz can only be read from front to back.*SoftPacking"):
         epoch_of(tmp_path / "rows.jsonl.gz", **XTUNER, **knobs)
@@ -270,7 +263,6 @@ def test_data_without_a_sample_and_a_stream_say_what_became_of_the_rows_and_what
 def test_more_rows_than_can_be_planned_are_refused_as_soon_as_they_are_found(path, knobs, monkeypatch, most, num_rows):
     """Of 150 rows 141 have tokens, and the packs cut more of them than are left."""
     change(monkeypatch, bytes_of_an_index_block=64, most_pieces_of_a_plan=most)
-
     with pytest.raises(ConfigError, match=rf"^AD453 {num_rows} rows or pieces of rows are more than the {most} that"):
         epoch_of(path, **{**knobs, **BY_EPOCH, "packing": HardPacking(max_length=MAX_LENGTH), "num_workers": 0})
 

@@ -207,10 +207,8 @@ def check_answers(row: dict[str, Any], paths: list[str], found: list[list[str]])
 @pytest.mark.parametrize("line", [line for line in LINES.values() if line.code], ids=lambda line: line.name)
 def test_what_needs_a_setting_is_refused_without_it(names, line):
     kind = PreferenceTokenizeFn if "chosen" in PUBLIC_ROWS[line.name][0] else ChatTokenizeFn
-
     with pytest.raises(BadRowError, match=line.code) as caught:
         served(kind("tokenizer"), PUBLIC_ROWS[line.name])
-
     for setting in re.findall(r"(\w+)=", line.call):
         assert f"{setting}=" in str(caught.value), "the error names it"
 
@@ -256,10 +254,8 @@ def told(events: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("dialect", "num_workers"), each_value(list(ROWS), [0, 2]))
 def test_rows_of_each_dialect_are_read_without_naming_it(tmp_path, fn, dialect, num_workers):
     path = written(tmp_path / "rows.jsonl", *[ROWS[dialect]] * 40)
-
     with capture_logs() as events, in_order(path, fn, num_workers=num_workers) as loader:
         samples = loader.get_next_batch(40)
-
     with in_order(written(tmp_path / "same.jsonl", ROWS["messages"]), fn) as loader:
         (same,) = loader.get_next_batch(1)
     assert all(sample.tokens.tolist() == same.tokens.tolist() for sample in samples)
@@ -291,7 +287,6 @@ def test_a_row_of_a_table_decides(tmp_path, fn):
     datasets = pytest.importorskip("datasets")
     rows, path = datasets.Dataset.from_list([ROWS["sharegpt"]] * 30), str(tmp_path / "rows.parquet")
     rows.to_parquet(path)
-
     for source, name in ((path, path), (rows, "Dataset"), (rows.to_iterable_dataset(), "IterableDataset")):
         with capture_logs() as events, in_order(source, fn) as loader:
             assert len(loader.get_next_batch(30)) == 30
@@ -317,12 +312,10 @@ def test_the_state_is_that_of_the_dialect_by_name(tmp_path, fn):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_row_of_another_dialect_is_bad_and_both_rows_are_named(tmp_path, fn, num_workers):
     path = written(tmp_path / "rows.jsonl", ROWS["sharegpt"], ROWS["question_answer"])
-
     with in_order(path, fn, num_workers=num_workers) as loader:
         loader.get_next_batch(1)
         with pytest.raises(BadRowError) as caught:
             loader.get_next_batch(1)
-
     error = caught.value
     assert (error.code, error.path, error.line) == ("AD110", path, 2)
     assert "of the dialect 'question_answer', not 'sharegpt'" in error.reason
@@ -334,7 +327,6 @@ def test_what_is_null_decides_nothing(tmp_path, fn):
     nothing = dict.fromkeys(["conversations", "messages", "question", "answer"])
     sharegpt, messages = nothing | ROWS["sharegpt"], nothing | ROWS["messages"]
     path = written(tmp_path / "rows.jsonl", sharegpt, sharegpt, messages)
-
     with in_order(path, fn) as loader:
         loader.get_next_batch(2)
         with pytest.raises(BadRowError, match=r"AD110 .*rows.jsonl:3 .*'messages', not 'sharegpt'"):
@@ -361,10 +353,8 @@ def test_a_row_of_two_dialects_is_bad(tmp_path, fn):
 
 def test_the_first_row_that_has_a_dialect_decides(tmp_path, fn):
     path = written(tmp_path / "rows.jsonl", "{", "[1]", {"id": 1}, ROWS["alpaca"])
-
     with capture_logs() as events, in_order(path, fn, bad_rows="skip") as loader:
         assert len(loader.get_next_batch(1)) == 1
-
     assert [(event["dialect"], event["line"]) for event in told(events)] == [("alpaca", 4)]
 
 
@@ -373,7 +363,6 @@ def test_keys_that_are_something_else_decide_nothing(tmp_path, fn):
     function = ChatTokenizeFn(fn.tokenizer, metadata_key="answer", dialect="messages")
     with in_order(written(tmp_path / "rows.jsonl", row), function) as loader:
         (sample,) = loader.get_next_batch(1)
-
     assert sample.metadata == "a"
 
 
@@ -383,17 +372,14 @@ def test_keys_that_are_something_else_decide_nothing(tmp_path, fn):
 def test_what_is_named_is_not_looked_for(tmp_path, fn, settings):
     rows = [{"conversations": MESSAGES}] if "messages_key" in settings else [ROWS["alpaca"] | ROWS["messages"]]
     function = ChatTokenizeFn(fn.tokenizer, **settings)
-
     with capture_logs() as events, in_order(written(tmp_path / "rows.jsonl", *rows), function) as loader:
         assert len(loader.get_next_batch(1)) == 1
-
     assert told(events) == []
 
 
 def test_a_row_whose_answer_may_be_either_of_two_is_of_two_dialects(tmp_path, fn):
     row = ROWS["question_answer"] | {"response": "b"}
     path = written(tmp_path / "rows.jsonl", ROWS["question_answer"], row)
-
     with in_order(path, fn) as loader:
         loader.get_next_batch(1)
         with pytest.raises(BadRowError, match=r"AD115 .*'question_answer' and 'question_response' can both be read"):
@@ -424,9 +410,7 @@ def test_each_part_of_a_mixture_has_its_own(tmp_path, fn):
 
 def test_inspect_shows_which_and_why(tmp_path, fn, capsys):
     path = written(tmp_path / "rows.jsonl", *[ROWS["query_response"]] * 3)
-
     assert main(["inspect", path, "--tokenizer", fn.tokenizer, "--loss-mask"]) == 0
-
     shown = capsys.readouterr()
     assert "kind 'chat'" in shown.err
     assert f"dialect   query_response: {path}:1 has 'query' and 'response'" in shown.out.replace("\n", " ")
@@ -438,7 +422,6 @@ def test_inspect_shows_which_and_why(tmp_path, fn, capsys):
 def test_columns_of_a_pair_beside_a_chat_are_no_other_dialect(tmp_path, fn):
     row = ROWS["messages"] | ROWS["question_answer"] | ROWS["prompt_response"]
     path = written(tmp_path / "rows.jsonl", row, row, ROWS["question_answer"])
-
     with in_order(path, fn) as loader:
         assert len(loader.get_next_batch(2)) == 2
         with pytest.raises(BadRowError, match=r"AD110 .*'question_answer', not 'messages'"):

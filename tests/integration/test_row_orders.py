@@ -58,10 +58,8 @@ def shuffled(rows: list[int], seed: int) -> list[int]:
 def test_slimes_method_gives_slimes_permutation(path, seed):
     random.seed(7)
     state = random.getstate()
-
     with loader(path, RowShuffle(method="slime"), seed=seed) as data:
         epochs = [ids(data.get_next_batch(NUM_ROWS)) for _ in range(3)]
-
     assert epochs == [shuffled(list(range(NUM_ROWS)), seed + epoch) for epoch in range(3)]
     assert random.getstate() == state, "the global generator is the user's"
 
@@ -71,7 +69,6 @@ def test_rows_that_yield_no_sample_are_left_out_before_they_are_ordered(path):
         assert data.num_rows() == NUM_ROWS // 2
         found = ids(data.get_next_batch(NUM_ROWS // 2))
         statistics = data.statistics()
-
     kept = list(range(0, NUM_ROWS, 2))
     assert found == [kept[i] for i in shuffled(list(range(len(kept))), 1)]
     assert statistics.excluded_rows == {"tokenize_fn": NUM_ROWS // 2}
@@ -127,11 +124,9 @@ def test_the_rows_that_have_a_number_are_those_of_a_list_sliced_filtered_and_spl
 def test_a_bad_row_stops_an_order_that_would_leave_it_out_unless_it_may_be_skipped(path):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:7], "{broken", *lines[7:]]) + "\n")
-
     with loader(path, RowShuffle(only_kept=True)) as data, pytest.raises(BadRowError) as caught:
         data.num_rows()
     assert (caught.value.code, caught.value.line) == ("AD101", 8)
-
     with loader(path, RowShuffle(only_kept=True)) as data, pytest.raises(BadRowError):
         data.get_next_batch(1)
 
@@ -148,7 +143,6 @@ def test_a_snapshot_of_another_order_of_rows_is_refused(path, shuffle, others):
     with loader(path, shuffle) as data:
         data.get_next_batch(3)
         state = data.state_dict()
-
     for other in others:
         with loader(path, other) as data, pytest.raises(SnapshotMismatchError, match=r"order\."):
             data.load_state_dict(state)
@@ -184,11 +178,9 @@ def test_seeking_goes_to_any_row_of_any_epoch(path):
     with loader(path, RowShuffle(method="slime"), seed=5, n_samples_per_prompt=2) as data:
         data.seek(3, 100, group_index=1000)
         groups = data.get_samples(3)
-
         assert [group[0].group_index for group in groups] == [1000, 1001, 1002]
         assert [sample.index for sample in groups[0]] == [2000, 2001]
         assert [int(group[0].tokens[0]) for group in groups] == shuffled(list(range(NUM_ROWS)), 8)[100:103]
-
         data.seek(3, NUM_ROWS)
         assert data.position() == type(data.position())(4, 0, 0)
         for epoch, row in ((0, NUM_ROWS + 1), (-1, 0), (0, -1)):
@@ -272,7 +264,6 @@ def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_al
 def test_longer_rows_than_are_allowed_are_bad_at_their_turn_or_left_out(jsonl_file):
     path = jsonl_file([{"id": 1}, {"id": 2, "pad": "x" * 5000}, {"id": 3}])
     source = JsonlSource(str(path), max_row_bytes=1000)
-
     for only_kept in (False, True):
         shuffle = RowShuffle(method="none", only_kept=only_kept)
         with DataLoader(source, tokenize_fn=row_id, shuffle=shuffle, num_workers=0, bad_rows="skip") as data:
@@ -298,7 +289,6 @@ def test_a_copy_that_is_gone_is_made_anew(parquet, tmp_path):
         expected = ids(data.get_next_batch(50))
     (copy,) = (tmp_path / "kept" / "index").glob("*.rows/*.rows")
     copy.unlink()
-
     with loader(parquet, "full", folder=tmp_path / "kept") as data:
         assert ids(data.get_next_batch(50)) == expected
     assert copy.exists()
@@ -309,7 +299,6 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
     with loader(parquet, "full", folder="") as data:
         data.num_rows()
         assert list(tmp_path.glob("asyncdata-rows-*/*.rows"))
-
     assert not list(tmp_path.glob("asyncdata-rows-*"))
 
 
@@ -385,7 +374,6 @@ def rows_file(folder: Path) -> Path:
 def test_processes_map_one_file(path, tmp_path):
     with loader(path) as data:
         expected = str(ids(data.get_next_batch(NUM_ROWS)))
-
     first = run(path, tmp_path)
     assert first == [expected, str([str(rows_file(tmp_path).stat().st_ino)])]
     assert run(path, tmp_path) == first
@@ -464,7 +452,6 @@ def test_an_array_has_the_order_of_its_rows_as_lines(tmp_path, shuffle, layout):
     with array_loader(write(tmp_path / "rows.jsonl", jsonl(ROWS)), shuffle) as data:
         num_rows = data.num_rows()
         expected = [sample.tokens.tolist() for sample in data.get_next_batch(2 * num_rows)]
-
     text = LAYOUTS[layout]()
     with array_loader(write(tmp_path / "rows.json", text), shuffle) as data:
         assert data.num_rows() == num_rows
@@ -477,7 +464,6 @@ def test_an_array_has_the_order_of_its_rows_as_lines(tmp_path, shuffle, layout):
 
 def test_no_more_is_read_than_the_first_rows_where_only_they_are_asked_for(array):
     os.truncate(array, 30 * 700)
-
     with array_loader(array, RowShuffle(stop=8)) as data:
         assert sorted(ids(data.get_next_batch(8))) == list(range(8))
         assert data.num_rows() == 8
@@ -486,7 +472,6 @@ def test_no_more_is_read_than_the_first_rows_where_only_they_are_asked_for(array
 def test_an_element_that_is_too_long_is_a_bad_row(array):
     source = JsonArraySource(str(array), max_row_bytes=300)
     short = [row["id"] for row in ROWS if len(json.dumps(row, separators=(",", ":"))) <= 300]
-
     with array_loader(source, RowShuffle(method="none"), bad_rows="skip", epochs=1, batch_size=10) as data:
         assert [number for batch in data for number in ids(batch)] == short
         assert data.statistics().dropped_total == {"bad row AD108": NUM_ELEMENTS - len(short)}
@@ -494,6 +479,5 @@ def test_an_element_that_is_too_long_is_a_bad_row(array):
 
 def test_a_compressed_array_is_refused_as_compressed_lines_are(tmp_path):
     path = write(tmp_path / "rows.json.gz", gzip.compress(LAYOUTS["compact"]()))
-
     with pytest.raises(ConfigError, match=r"rows\.json\.gz can only be read from front to back, and this shuffle"):
         array_loader(path)

@@ -139,9 +139,7 @@ def test_rows_whose_tools_and_arguments_differ_give_the_ids_and_labels_of_their_
 ):
     fn = ChatTokenizeFn(small_tokenizer, chat_template=template)
     expected, none = delivered(jsonl(tmp_path, ROWS), fn)
-
     samples, events = delivered(make(tmp_path, ROWS), fn)
-
     assert ids_and_labels(samples) == ids_and_labels(expected)
     assert none == []
     assert len(events) == (make in PADDED)
@@ -154,9 +152,7 @@ def test_it_is_said_once_a_source_where_workers_read_and_not_without_nulls(tmp_p
     rows = [dict(ROWS[number % 2], id=number) for number in range(40)]
     path, own = parquet(tmp_path, rows), tmp_path / "own.parquet"
     pq.write_table(pa.Table.from_pylist([{"id": None, "messages": [{"role": "user", "content": "Hi."}]}] * 4), own)
-
     samples, events = delivered(path, RowFn(), **knobs)
-
     assert sorted((sample.extra for sample in samples), key=lambda row: row["id"]) == rows
     assert len(events) == 1
     assert delivered(str(own), RowFn(), **knobs)[1] == []
@@ -177,9 +173,7 @@ def test_an_authors_null_stays_in_jsonl_and_json_and_as_an_item_a_column_and_a_f
     rows = [{**row, "meta": [row["meta"]]} for row in rows] if read is OWN and make is not jsonl else rows
     if make in STORED_AS_TEXT:
         rows = [{name: [None] if name == "note" else value for name, value in row.items()} for row in rows]
-
     samples, _ = delivered(make(tmp_path, rows), RowFn())
-
     expected = [{**row, **read} if row["meta"] == OWN["meta"] else row for row in rows]
     assert [sample.extra for sample in samples] == expected
 
@@ -190,7 +184,6 @@ def test_labels_and_metadata_of_json_are_objects(tmp_path, small_tokenizer):
     features = {"input": datasets.Value("string"), "label": datasets.Json(), "metadata": datasets.Json()}
     dataset = datasets.Dataset.from_list(rows, features=datasets.Features(features))
     fn = PromptTokenizeFn(small_tokenizer, label_key="label", metadata_key="metadata")
-
     dataset.to_parquet(tmp_path / "rows.parquet")
     for source in (dataset, dataset.to_iterable_dataset(), ParquetSource(str(tmp_path / "rows.parquet"))):
         samples, _ = delivered(source, fn)
@@ -204,9 +197,7 @@ def test_text_of_a_json_column_that_is_no_json_stays_text_and_harms_no_other_key
     column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts))
     table = pa.table({"id": range(5), "v": column, "f": [0.5, float("nan"), 1.0, float("inf"), 2.0]})
     pq.write_table(table, tmp_path / "rows.parquet")
-
     samples, _ = delivered(str(tmp_path / "rows.parquet"), RowFn())
-
     rows = [sample.extra for sample in samples]
     assert [row["id"] for row in rows] == list(range(5))
     assert [row["v"] for row in rows[:4]] == [*texts[:3], {"a": 1}]
@@ -217,7 +208,6 @@ def test_files_with_json_and_with_text_are_not_read_as_one(tmp_path):
     texts = pa.array(["{}"])
     for name, column in (("a", texts), ("b", pa.ExtensionArray.from_storage(pa.json_(), texts))):
         pq.write_table(pa.table({"v": column}), tmp_path / f"{name}.parquet")
-
     with pytest.raises(SourceError, match="column 'v' is extension<arrow.json>, and string in "):
         DataLoader(ParquetSource(str(tmp_path)), tokenize_fn=RowFn(), num_workers=0)
 

@@ -98,7 +98,6 @@ def in_order(runs):
 @pytest.mark.parametrize(("world_size", "shuffle"), [(2, SHUFFLE), (3, "full"), (4, RowShuffle(only_kept=True))])
 def test_any_number_of_ranks_leaves_out_the_same_rows(rows, world_size, shuffle):
     found = run(world_size, rows, 18, shuffle=shuffle)
-
     taken = in_order(found)
     odd, fives = set(range(1, NUM_ROWS, 2)), set(range(0, NUM_ROWS, 5))
     left_out = [set(), odd, odd | fives, fives - odd]
@@ -192,7 +191,6 @@ def test_a_report_that_is_cancelled_counts_on_all_ranks_before_samples_are_taken
             for rank, loader in enumerate(loaders)
         ]
         found = [one.result() for one in runs]
-
     assert in_order(found) == in_order(run(2, rows, 18))
 
 
@@ -354,7 +352,6 @@ def test_media_that_are_still_loaded_belong_to_the_epoch_before(tmp_path, worker
     path = planned_media.write_rows(tmp_path / "rows.jsonl", dict.fromkeys(range(0, 60, 7), "slow"))
     settings = {"tokenize_fn": NumberedMedia(), "num_workers": workers, "batch_size": 4}
     found = alone(path, 26, limits=Limits(max_media_bytes=48), **settings)
-
     entries = [entry for step in found for entry in step]
     assert sorted(row for _, epoch, row in entries if epoch == 1) == list(range(0, 60, 2))
     assert {row for _, epoch, row in entries if epoch == 2} <= {row for row in range(60) if row % 2 == 0 and row % 5}
@@ -365,7 +362,6 @@ def test_media_of_a_mixture_on_ranks_change_nothing(tmp_path):
     sizes = {"few": 17, "many": 60}
     paths = {name: planned_media.write_rows(tmp_path / f"{name}.jsonl", slow, size) for name, size in sizes.items()}
     mix, settings = Mix(paths), {"tokenize_fn": NumberedMedia(), "limits": Limits(max_media_bytes=48)}
-
     wanted = alone(mix, 25, tokenize_fn=NumberedMedia())
     assert alone(mix, 25, **settings) == wanted
     assert on_ranks(2, mix, 25, **settings) == wanted
@@ -473,5 +469,4 @@ def test_a_part_whose_turn_comes_while_a_call_waits_begins_its_next_epoch(tmp_pa
 def test_only_one_rank_takes_states_where_epochs_are_shorter_than_a_batch(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", 7)
     mix = Mix({"few": path, "many": write_rows(tmp_path / "many.jsonl", 61)})
-
     assert on_ranks(2, mix, 20, lambda rank, loader, _: rank or loader.state_dict()) == alone(mix, 20)

@@ -207,9 +207,7 @@ def test_each_part_of_a_mixture_remembers_its_own_prompts_and_a_restart_continue
         write_prompts(tmp_path / f"{name}.jsonl", number)
     parts = {"math": {"source": "math.jsonl", "weight": 3}, "code": "code.jsonl"}
     (tmp_path / "mix.json").write_text(json.dumps({"quota": 8, "parts": parts}))
-
     taken = run(None, 8, **given, n_samples_per_prompt=2, asyncdata_mix=str(tmp_path / "mix.json"))
-
     # Of the rollout in which an epoch begins, scores are too late for it.
     assert sorted(rows(taken, "math")[:16]) == list(range(16))
     assert {row % 2 for row in rows(taken, "math")[40:]} == {1}
@@ -222,7 +220,6 @@ def test_groups_that_come_back_finished_are_reported_and_aborted_ones_are_not(pr
         for sample in aborted:
             sample.status, sample.reward = type(sample.status)("aborted"), 1.0
         source.add_samples([done, aborted])
-
         numbers = source.statistics()
         assert (numbers["asyncdata_outcome_rows"], numbers["asyncdata_outcome_scores_total"]) == (1, 2)
         report_outcomes(source.args, source.get_samples(2), source)

@@ -41,7 +41,6 @@ def state_with_canaries(path: Path, tokenize_fn: Any = row_id) -> dict[str, Any]
 
 def test_another_seed_is_refused_or_begins_the_next_epoch(path):
     state = state_after(path, 20)
-
     error = refused(path, state, seed=7)
     assert str(error).startswith("AD603 ")
     assert "seed: saved 42, present 7" in str(error)
@@ -53,7 +52,6 @@ def test_another_seed_is_refused_or_begins_the_next_epoch(path):
 def test_other_data_is_refused_or_begins_the_next_epoch(path, tmp_path):
     state = state_after(path, 20)
     path = write_rows(tmp_path / "other.jsonl", 120)
-
     error = refused(path, state)
     assert set(error.differences) == {"data"}
     assert "other.jsonl is new" in str(error)
@@ -66,14 +64,12 @@ def test_data_is_known_by_its_content_and_not_by_its_place(path, tmp_path):
     moved.parent.mkdir()
     path.rename(moved)
     assert resumed(moved, state, 5) == order_of(moved)[20:25]
-
     moved.write_bytes(moved.read_bytes().replace(b'"id": 55', b'"id": 99'))
     assert "rows.jsonl has other content" in str(refused(moved, state))
 
 
 def test_another_function_is_refused_or_goes_on(path):
     state = state_after(path, 20)
-
     error = refused(path, state, in_batches)
     assert set(error.differences) == {"tokenize_fn"}
     assert "row_id" in str(error) and "in_batches" in str(error)
@@ -83,7 +79,6 @@ def test_another_function_is_refused_or_goes_on(path):
 @pytest.mark.parametrize("shuffle", [False, Shuffle(block_bytes=1024, window_blocks=9)])
 def test_another_order_is_refused_or_begins_the_next_epoch(path, shuffle):
     state = state_with_canaries(path)
-
     assert all(name.startswith("order.") for name in refused(path, state, shuffle=shuffle).differences)
     described = shuffle if isinstance(shuffle, Shuffle) else Shuffle(enabled=False)
     found = resumed(path, state, 5, allow_changed={"order"}, shuffle=shuffle)
@@ -149,7 +144,6 @@ def test_a_state_does_not_change_any_more(path):
         copied = copy.deepcopy(state)
         loader.get_next_batch(30)
         loader.add_samples([loader.get_next_batch(1)])
-
     assert state == copied
 
 
@@ -237,7 +231,6 @@ def test_a_state_with_one_other_value_is_loaded_or_refused(loader_of, kind):
                 loader.load_state_dict(with_another(state, place, value))
             except SnapshotError:
                 num_refused += 1
-
     assert num_refused > 700
     loader.load_state_dict(state)
     assert next(iter(loader))
@@ -251,7 +244,6 @@ def test_a_number_that_no_run_has_is_refused(loader_of, kind, name):
     """Or the loader would make packs for that many ranks, and deliver none."""
     state = state_of(loader_of(kind))
     wrong = [{name: [0, 0, -1] if name == "last" else -1}, {"world_size": 0, "num_gone": 1}]
-
     for change in wrong if kind == "grouped packs" else wrong[:1]:
         with pytest.raises(SnapshotError, match="^AD602 "):
             loader_of(kind).load_state_dict({**state, "packing": state["packing"] | change})

@@ -139,7 +139,6 @@ def test_a_run_that_resumes_is_recorded_as_one(path, folder):
         loader.get_next_batch(50)
     with make(path) as loader:
         samples = loader.get_next_batch(110)
-
     run = read(folder)
     assert [start.origin[0] for start in run.starts] == [0, 60]
     assert run.totals.samples == 110
@@ -153,7 +152,6 @@ def test_a_state_that_is_loaded_in_the_middle_counts_what_it_repeats_once(path, 
         loader.get_next_batch(60)
         loader.load_state_dict(state)
         loader.get_next_batch(20)
-
     (start,) = read(folder).starts
     assert read(folder).totals.samples == 60
     assert sum(step.samples for step in start.differences()) == 120
@@ -252,9 +250,7 @@ def test_two_loaders_of_a_process_record_their_own_events_only(path, tmp_path, f
 def test_dropped_rows_are_recorded_with_reason_place_and_bytes(tmp_path, folder, num_workers):
     paths = parts_of(tmp_path, "a", "b")
     mix = Mix({name: Part(path, when_done="leave") for name, path in paths.items()})
-
     run = run_of(mix, folder, num_workers=num_workers)
-
     rows = run.dropped_rows()
     assert len({(row.source, row.byte_offset) for row in rows}) == len(rows) == 2 * MAX_OF_REASON
     assert {row.reason for row in rows} == set(run.totals.dropped)
@@ -276,10 +272,8 @@ def test_truncated_samples_are_recorded_beside_those_of_the_whole_run(jsonl_file
     chats = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x " * n}] for n in range(100)]
     path = jsonl_file([{"messages": chat} for chat in chats])
     function = ChatTokenizeFn(tokenizer_folder(), max_length=90, overlong="truncate_right")
-
     run = run_of(path, folder, function)
     few = run_of(path, tmp_path / "few", function, telemetry=Telemetry(folder=str(tmp_path / "few"), samples=2))
-
     truncated = [one for one in run.samples() if "truncated" in one.notes]
     num_noted = run.totals.noted["truncated"]
     assert min(MAX_OF_REASON, num_noted) <= len(truncated) <= num_noted

@@ -317,7 +317,6 @@ def test_other_data_or_another_seed_in_the_middle_of_an_epoch_warns_with_the_num
     state = state_after(path, 10, shuffle=shuffle)
     expected = {"event": "snapshot.rows_left_out", "log_level": "warning", "epoch": 0}
     expected |= {"num_delivered": 10, "num_left_out": 90}
-
     assert left_out(other, state, shuffle=shuffle) == [expected | {"changed": ["data"]}]
     if shuffle is not False:
         assert left_out(path, state, "seed", shuffle=shuffle, seed=7) == [expected | {"changed": ["seed"]}]
@@ -328,7 +327,6 @@ def test_with_many_windows_the_number_is_of_the_right_size(path, other, number):
     # A loader knows only the sizes of the windows that it read last. With a large buffer, the current one is older.
     state = state_after(path, number, shuffle=MANY_WINDOWS, buffer_size=8)
     (event,) = left_out(other, state, shuffle=MANY_WINDOWS, buffer_size=8)
-
     assert event["num_delivered"] == number
     assert abs(event["num_left_out"] - (NUM_ROWS - number)) <= 30  # windows of equal bytes have about as many rows
 
@@ -340,7 +338,6 @@ def test_what_is_left_out_is_still_known_after_a_resume_that_delivered_nothing_a
     with opened(path) as loader:
         loader.load_state_dict(state)
         again = loader.state_dict()
-
     assert again == {**state, "canaries": again["canaries"]}
     assert [event["num_left_out"] for event in left_out(other, again)] == [90]
     del state["rows_left"]
@@ -399,7 +396,6 @@ def test_files_under_new_names_are_the_same_rows_only_in_the_same_order(tmp_path
     first, second = write_rows(tmp_path / "a.jsonl", 30), write_rows(tmp_path / "b.jsonl", 40)
     state = state_after(JsonlSource([first, second]), 10, shuffle=False)
     first, second = first.rename(tmp_path / "2.jsonl"), second.rename(tmp_path / "1.jsonl")
-
     with opened(JsonlSource([second, first]), shuffle=False) as loader:
         with pytest.raises(SnapshotMismatchError, match=r"file 1"):
             loader.load_state_dict(state, same_rows=True)

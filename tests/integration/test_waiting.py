@@ -425,7 +425,6 @@ async def test_a_filters_choice_stays_in_the_buffer_when_its_call_is_cancelled(g
         assert loader.statistics().buffered_groups == 1
         open_gate()
         batch = await loader.get_next_batch(2)
-
     assert batch[0] is mine
     assert ids(batch[1:]) == [0]
 

@@ -41,10 +41,8 @@ def error_of(loader: DataLoader, kind: type[Exception], code: str) -> tuple[list
 
 def test_25_an_array_in_place_of_lines_is_refused_by_a_jsonl_and_read_by_a_json(tmp_path):
     array = b"[" + b",\n".join(GOOD) + b"]"
-
     refused = deliver(write(tmp_path / "rows.jsonl", array))
     read = deliver(write(tmp_path / "rows.json", array))
-
     assert str(refused.error).startswith(f"AD120 {tmp_path / 'rows.jsonl'} is a JSON array, not JSONL; name it *.json")
     assert (read.labels, read.error) == ([0, 1, 2, 3], None)
 
@@ -76,9 +74,7 @@ def test_26_27_what_is_cut_off_damaged_or_added_is_an_error_after_the_rows_befor
 def test_28_first_bytes_go_before_names_and_that_is_said(tmp_path):
     plain, packed = write(tmp_path / "a.jsonl.gz", LINES), write(tmp_path / "b.jsonl", gzip.compress(LINES))
     parquet = write(tmp_path / "c.jsonl", b"PAR1" + b"\0" * 100)
-
     as_it_is, read, refused = deliver(plain), deliver(packed), deliver(parquet)
-
     assert (as_it_is.labels, read.labels) == ([0, 1, 2, 3], [0, 1, 2, 3])
     assert [(event["path"], event["named"], event["coding"]) for event in as_it_is.of("source.misnamed")] == [
         (plain, "gzip", "plain")
@@ -91,7 +87,6 @@ def test_29_a_parquet_file_that_is_cut_off_or_changes_is_named(tmp_path):
     path, new = tables.write(tmp_path / "a.parquet"), tables.write(tmp_path / "new.parquet", 300)
     cut = write(tmp_path / "d.parquet", path.read_bytes()[:-6])
     assert str(deliver([str(path), cut]).error).startswith(f"AD124 {cut} is cut off: it has no footer at its end")
-
     with loader_of(path, buffer_size=1) as loader:
         loader.state_dict()
         loader.get_next_batch(1)
@@ -106,9 +101,7 @@ def test_29_a_parquet_page_that_is_not_what_its_checksum_says_is_named(tmp_path)
     layout = {"compression": "none", "use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
     pq.write_table(pa.table({"id": [0, 1], "text": [text, text]}), path, **layout)
     path.write_bytes(path.read_bytes().replace(b"found", b"bound", 1))
-
     outcome = deliver(path, row_id)
-
     assert str(outcome.error).startswith(f"AD304 cannot read {path}: row group 0 cannot be decoded: ")
 
 
@@ -191,13 +184,10 @@ def test_34_files_that_may_not_be_read_are_all_named_at_once(tmp_path, monkeypat
     def refuse(path: Any, *args: Any, **kwargs: Any) -> int:  # root may read everything
         if path in secret:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-
         return really(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", refuse)
-
     found = deliver([secret[0], good, secret[1]])
-
     lines = [f"AD305 cannot read {path} as uid {os.getuid()}: Permission denied" for path in secret]
     assert str(found.error).splitlines() == lines
 
@@ -234,7 +224,6 @@ def test_35_36_37_what_is_no_file_is_refused_as_what_it_is(tmp_path):
 def test_38_a_file_may_not_be_listed_twice(tmp_path):
     path = write(tmp_path / "a.jsonl", LINES)
     (tmp_path / "link.jsonl").symlink_to(path)
-
     (tmp_path / "sub").mkdir()
     for other in (path, str(tmp_path / "link.jsonl"), str(tmp_path / "sub/../a.jsonl")):
         found = deliver([path, other])
@@ -255,7 +244,6 @@ SIGNED = "https://store.example/a.jsonl?X-Amz-Credential=AKIAX%2Fus&X-Amz-Signat
 )
 def test_39_a_store_that_is_not_known_or_whose_package_is_missing_is_named(address, text):
     found = deliver(address)
-
     assert isinstance(found.error, ConfigError)
     assert str(found.error).startswith(text)
     assert ("Mount the store, copy the files, or name a class for it" in str(found.error)) is (text[:5] == "AD310")
@@ -333,12 +321,10 @@ ODD_NAME_SHOWN = r"a\x1b[2J\r\u202eb.jsonl"
 def test_names_with_characters_that_a_terminal_obeys_are_escaped_wherever_they_are_told(tmp_path):
     path = write(tmp_path / ODD_NAME, b"{\n")
     assert str(deliver(path).error).startswith(f"AD101 {tmp_path}/{ODD_NAME_SHOWN}:1 (byte 0): ")
-
     with loader_of(write_rows(tmp_path / "rows.jsonl", 3)) as loader:
         with pytest.raises(SnapshotError, match="AD602") as caught:
             loader.restore(path)
     assert f"{tmp_path}/{ODD_NAME_SHOWN}" in str(caught.value)
-
     misnamed = write(tmp_path / f"{ODD_NAME}.gz", LINES)
     assert [event["path"] for event in deliver(misnamed).events] == [f"{tmp_path}/{ODD_NAME_SHOWN}.gz"]
 

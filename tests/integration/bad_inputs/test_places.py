@@ -91,7 +91,6 @@ ELSEWHERE = {"AD424": "tests/integration/test_planned_packs.py", "AD457": "tests
 def test_every_code_of_a_bad_row_is_provoked():
     sources = "\n".join(path.read_text(encoding="utf-8") for path in Path(PACKAGE).rglob("*.py"))
     raised = set(re.findall(r'(?:RowFault|RowError|Lost|_fault|__init__)\((?:\w+, )?\s*"(AD\d{3})"', sources))
-
     assert {fault.code for fault in FAULTS} | set(ELSEWHERE) == raised
     for code, name in ELSEWHERE.items():
         assert code in (Path(PACKAGE).parent / name).read_text(encoding="utf-8")
@@ -177,9 +176,7 @@ def test_a_bad_row_of_a_table_has_its_number(column, write, tmp_path):
     row, tokenize_fn = COLUMNS[column]
     good = {"input": "x", "label": 0}
     source, name = write(tmp_path, [*[good] * NUM_BEFORE, row, good])
-
     found = deliver(source, tokenize_fn)
-
     error = found.error
     assert isinstance(error, BadRowError), found
     assert (error.code, error.line, error.row_number, error.byte_offset) == (column, None, NUM_BEFORE, -1)
@@ -240,7 +237,6 @@ def test_rows_are_put_aside_in_one_order_and_shift_nothing(mixed, knobs, tmp_pat
         file = tmp_path / name
         batches, _ = batches_until_the_end(path, bad_rows=BadRows(policy="quarantine", path=str(file)), **settings)
         found.append(([number for batch in batches for number in batch], file.read_bytes()))
-
     assert found[0] == found[1]
     rows, records = found[0]
     assert sorted(rows) == [number for number in range(NUM_ROWS) if number + 1 not in bad]

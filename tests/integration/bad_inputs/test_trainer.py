@@ -156,7 +156,6 @@ def test_64_threads_that_ask_at_the_same_time_get_disjoint_slices(path):
     with make(path) as loader, ThreadPoolExecutor(4) as threads:
         found = [threads.submit(lambda: ids(loader.get_next_batch(3))) for _ in range(NUM_ROWS // 3)]
         slices = sorted(future.result() for future in found)
-
     expected = order_of(path)
     assert slices == sorted(expected[first : first + 3] for first in range(0, NUM_ROWS, 3))
 
@@ -273,7 +272,6 @@ def test_69_ranks_that_are_fed_only_say_how_far_to_read_ahead(path):
     for knobs in ({}, {"dp_size": 1}, {"dp_size": 8, "buffer_size": 2}):
         with make(path, **knobs) as loader:
             found.append(ids(loader.get_next_batch(NUM_ROWS)))
-
     assert found == [order_of(path)] * 3
     with pytest.raises(ConfigError, match="dp_size"):
         make(path, dp_size=0)
@@ -346,7 +344,6 @@ def test_72_a_snapshot_of_other_data_or_settings_is_refused_and_says_what_differ
         loader.get_next_batch(5)
         state = loader.state_dict()
     other = write_rows(tmp_path / "other.jsonl", NUM_ROWS + 1)
-
     with make(other) if what == "data" else make(path, seed=7) as loader:
         with pytest.raises(SnapshotMismatchError, match=what) as caught:
             loader.load_state_dict(state)
@@ -376,7 +373,6 @@ def test_73_two_who_save_to_one_file_never_leave_a_broken_one(path, tmp_path):
 def test_74_a_clock_that_jumps_changes_nothing(path, monkeypatch):
     clock = random.Random(0)
     monkeypatch.setattr(time, "time", lambda: clock.uniform(-1e9, 1e10))
-
     with make(path, num_workers=1, timeout_s=240, limits=Limits(row_timeout_s=30)) as loader:
         batch = loader.get_next_batch(2 * NUM_ROWS)
         state = loader.state_dict()

@@ -114,7 +114,6 @@ def test_a_dataset_is_pickled_as_its_settings_and_its_place(open_loader, open_da
 
     copy = pickled(open_dataset())
     found = take(copy, 3)
-
     assert found + run(pickled(pickled(copy)), 1) == run(open_loader(), 1)
 
 

@@ -160,7 +160,6 @@ def test_a_dataset_in_torchdatas_loader_resumes(rows, opens, given):
         loader = stateful.StatefulDataLoader(dataset, num_workers=0, **given)
         batches = islice(chain_epochs(loader), 20)
         found = [(batch["input_ids"].tolist(), of_torch_load(loader.state_dict())) for batch in batches]
-
     whole = [batch for batch, _ in found]
     for number, (_, state) in enumerate(found[:-1], 1):
         with closing(opens(rows)) as dataset:

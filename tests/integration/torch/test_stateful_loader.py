@@ -129,10 +129,8 @@ def test_a_distributed_checkpoint_keeps_all_of_a_state(open_loader, tmp_path, ch
     loader, resumed = open_loader(**changes), open_loader(**changes)
     run(loader, 1)
     take(loader, 2)
-
     dcp.save({"loader": loader}, checkpoint_id=tmp_path / "checkpoint")
     dcp.load({"loader": resumed}, checkpoint_id=tmp_path / "checkpoint")
-
     found, expected = (settled(json.loads(one.state_dict()["asyncdata"])) for one in (resumed, loader))
     assert found == expected
     assert sum(resumed.statistics().dropped_total.values()) > 0
@@ -244,9 +242,7 @@ def test_a_trainer_that_looks_ahead_resumes_with_the_batch_it_held(open_loader):
         loader, resumed = open_loader(trainer_lookahead=1), open_loader(trainer_lookahead=1)
         loop = loops_over(loader)
         trained = list(islice(loop, number))
-
         resumed.load_state_dict(loader.state_dict())
-
         assert trained + list(islice(loops_over(resumed), len(whole) - number)) == whole
 
 
