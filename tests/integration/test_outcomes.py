@@ -365,6 +365,11 @@ KEYS = ["accuracy", "format", "größe"]
 BY_ACCURACY = PassRate(drop_above=0.5, key="accuracy")
 
 
+@pytest.fixture
+def few_rows(tmp_path):
+    return write_rows(tmp_path / "few.jsonl", NUM_TOLD)
+
+
 def remembering_rewards(rows, policy=BY_ACCURACY, **knobs):
     return make(rows, n_samples_per_prompt=SIZE, outcomes=Outcomes(policy=policy), **knobs)
 
@@ -417,8 +422,8 @@ def test_each_reward_is_remembered_by_itself(reports):
     assert now.outcome_rows == max(len({row for row, _ in found}) for found in scores.values())
 
 
-def test_rewards_of_samples_may_be_dicts_and_those_that_are_missing_are_skipped(rows):
-    with remembering_rewards(rows) as loader:
+def test_rewards_of_samples_may_be_dicts_and_those_that_are_missing_are_skipped(few_rows):
+    with remembering_rewards(few_rows) as loader:
         groups = loader.get_samples(NUM_TOLD)
         for place, (first, second) in enumerate(groups):
             first.reward = {"accuracy": float(place % 2), "format": 1.0}
@@ -438,14 +443,14 @@ def hard_format(outcomes, epoch):
 hard_format.key = "format"
 
 
-def test_a_policy_of_ones_own_says_which_reward_it_reads_and_a_later_policy_keeps_what_an_epoch_has_decided(rows):
-    with remembering_rewards(rows, policy=f"{__name__}:hard_format") as loader:
+def test_a_policy_of_ones_own_says_which_reward_it_reads_and_a_later_policy_keeps_what_an_epoch_has_decided(few_rows):
+    with remembering_rewards(few_rows, policy=f"{__name__}:hard_format") as loader:
         groups = loader.get_samples(NUM_TOLD)
         halves = [float(place < NUM_TOLD // 2) for place in range(NUM_TOLD)]
         loader.report(groups, {"format": halves, "accuracy": [1.0 - half for half in halves]})
         begun = ids(group[0] for group in loader.get_samples(2))
         state = loader.state_dict()
-    with remembering_rewards(rows) as loader:  # accuracy counts from the next epoch on
+    with remembering_rewards(few_rows) as loader:  # accuracy counts from the next epoch on
         loader.load_state_dict(state)
         begun += ids(group[0] for group in loader.get_samples(NUM_TOLD // 2 - 2))
         following = ids(group[0] for group in loader.get_samples(NUM_TOLD // 2))
@@ -455,12 +460,12 @@ def test_a_policy_of_ones_own_says_which_reward_it_reads_and_a_later_policy_keep
     assert sorted(following) == first_half
 
 
-def test_a_run_that_had_one_reward_continues_with_several(rows):
-    with remembering_rewards(rows, policy=PassRate(drop_above=0.5)) as loader:
+def test_a_run_that_had_one_reward_continues_with_several(few_rows):
+    with remembering_rewards(few_rows, policy=PassRate(drop_above=0.5)) as loader:
         loader.report(loader.get_samples(4), [1.0] * 4)
         state = loader.state_dict()
     del state["outcomes"]["by_key"], state["outcomes"]["num_skipped"]  # as in states of before
-    with remembering_rewards(rows) as loader:
+    with remembering_rewards(few_rows) as loader:
         loader.load_state_dict(state)
         loader.report(loader.get_samples(2), {"accuracy": [1.0, 0.0]})
         now = loader.statistics()
@@ -481,8 +486,8 @@ def test_each_part_of_a_mixture_has_its_own(tmp_path):
     assert 'asyncdata_outcome_rewards_total{reward="format"} 10' in now.to_prometheus()
 
 
-def test_a_recorded_run_has_the_totals_of_each_reward_of_each_start_and_its_page_has_their_means(rows, tmp_path):
-    with remembering_rewards(rows, telemetry=tmp_path / "telemetry") as loader:
+def test_a_recorded_run_has_the_totals_of_each_reward_of_each_start_and_its_page_has_their_means(few_rows, tmp_path):
+    with remembering_rewards(few_rows, telemetry=tmp_path / "telemetry") as loader:
         groups = loader.get_samples(3)
         loader.report(groups[:1], {"accuracy": [0.5], "format": [[None, 1.0]]})
         loader.report(groups[1:], {"accuracy": [[0.0, 1.0], None], "format": [1.0, 0.5]})
@@ -511,8 +516,8 @@ def test_a_recorded_run_has_the_totals_of_each_reward_of_each_start_and_its_page
         (None, {"a": [1.0, 0.0], "b": [1.0, float("nan")]}, "AD482 the score of .* must be a finite number, got nan"),
     ],
 )  # fmt: skip
-def test_rewards_that_cannot_be_counted_are_refused_and_none_is_counted(rows, policy, scores, message):
-    with remembering_rewards(rows, policy=policy) as loader:
+def test_rewards_that_cannot_be_counted_are_refused_and_none_is_counted(few_rows, policy, scores, message):
+    with remembering_rewards(few_rows, policy=policy) as loader:
         groups = loader.get_samples(2)
         with pytest.raises(InvalidGroupError, match=message):
             loader.report(groups, scores)
