@@ -216,11 +216,9 @@ PRESET = {"pieces": [[[0, 0, 0, 3], [0, 1, 2, 5]], [[0, 2, 0, 6]]], "order": [1,
 )
 def test_packs_that_cannot_be_made_are_refused_with_their_place(tmp_path, jsonl_file, changes, reason):
     write_rows(jsonl_file, [[5, 6, 7]])
-    with (
-        pytest.raises(ConfigError, match=f"AD453 PresetPacking.*{reason}"),
-        preset_loader(tmp_path, PRESET | changes) as loader,
-    ):
-        next(iter(loader))
+    with pytest.raises(ConfigError, match=f"AD453 PresetPacking.*{reason}"):
+        with preset_loader(tmp_path, PRESET | changes) as loader:
+            next(iter(loader))
 
 
 def test_a_preset_needs_every_row_and_a_state_is_of_its_packs_wherever_they_lie(tmp_path, jsonl_file):

@@ -276,9 +276,7 @@ RECIPE = {"fn": {"legacy_recipe": True, "reserve": 16}, "epochs": 2}
 
 
 @pytest.mark.parametrize("num_before", [0, 7, NUM_ASKED, NUM_ASKED + 13])
-def test_lost_questions_are_counted_as_they_are_delivered_and_once_over_a_resume(
-    questions, small_tokenizer, num_before
-):
+def test_lost_questions_are_counted_at_their_delivery_and_once_over_a_resume(questions, small_tokenizer, num_before):
     with make_fixed(questions, small_tokenizer, **RECIPE) as loader:
         before = loader.get_next_batch(num_before) if num_before else []
         assert noted(loader) == lost(before)
@@ -298,7 +296,7 @@ def test_lost_questions_are_counted_as_they_are_delivered_and_once_over_a_resume
     assert dropped == {}, "they are samples"
 
 
-def test_what_was_not_acknowledged_is_counted_again_and_a_state_from_before_notes_counts_from_none(
+def test_what_is_not_acknowledged_is_counted_again_and_a_state_without_notes_counts_from_none(
     questions, small_tokenizer
 ):
     with make_fixed(questions, small_tokenizer, commit="on_ack", **RECIPE) as loader:

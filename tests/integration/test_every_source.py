@@ -394,11 +394,9 @@ def test_a_source_that_cannot_resume_at_its_row_is_read_from_the_start_and_that_
     ids=repr,
 )
 def test_whatever_a_source_raises_is_the_users_error(error, message):
-    with (
-        make(Watched(ListStream(LINES, fault=error, fault_at=100))) as loader,
-        pytest.raises(SourceError, match=f"^{re.escape(message)}") as caught,
-    ):
-        loader.get_next_batch(NUM_LINES)
+    with make(Watched(ListStream(LINES, fault=error, fault_at=100))) as loader:
+        with pytest.raises(SourceError, match=f"^{re.escape(message)}") as caught:
+            loader.get_next_batch(NUM_LINES)
     assert error in (caught.value, caught.value.__cause__)
 
 

@@ -135,7 +135,7 @@ def child_of(process: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.thorough
-def test_a_loader_proves_beside_the_run_at_low_priority_and_ends_that_with_itself(
+def test_a_loader_proves_beside_the_run_at_low_priority_until_it_ends(
     backend, small_tokenizer, jsonl_file, monkeypatch
 ):
     monkeypatch.delenv(SWITCH)
@@ -170,9 +170,7 @@ sys.stdin.read()
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("forks", [False, True])
-def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
-    backend, small_tokenizer, monkeypatch, forks
-):
+def test_a_proof_ends_with_the_process_that_wanted_it_also_if_killed(backend, small_tokenizer, monkeypatch, forks):
     monkeypatch.delenv(SWITCH)
     command = [sys.executable, "-c", OWNER.format(forks=forks), str(small_tokenizer), *sys.path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
@@ -327,9 +325,7 @@ def test_workers_take_over_what_is_proven_beside_their_run_and_d_is_the_same(
 
 
 @pytest.mark.thorough
-def test_workers_forked_after_the_switch_share_the_memory_of_one_fork_server(
-    backend, small_tokenizer, jsonl_file, beside
-):
+def test_workers_forked_after_the_switch_share_memory_of_one_fork_server(backend, small_tokenizer, jsonl_file, beside):
     before = {child.pid for child in psutil.Process().children()}
     with capture_logs() as events, prompts(small_tokenizer, jsonl_file, num_workers=2) as loader:
         list(until_switched(loader, events, beside))
@@ -349,7 +345,7 @@ def test_workers_forked_after_the_switch_share_the_memory_of_one_fork_server(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("reason", ["refused", "no offsets", "other files"])
-def test_workers_are_left_alone_if_they_cannot_use_what_was_found(
+def test_workers_that_cannot_use_what_is_found_are_left(
     reason, backend, small_tokenizer, jsonl_file, proof, beside, tmp_path
 ):
     folder = shutil.copytree(small_tokenizer, tmp_path / "tokenizer")
@@ -376,7 +372,7 @@ def test_workers_are_left_alone_if_they_cannot_use_what_was_found(
     assert "workers.reopened" not in names_of(events)
 
 
-def test_a_process_that_proves_and_fails_is_said_once_and_the_run_goes_on_without_it(
+def test_a_process_whose_proof_fails_is_said_once_and_the_run_goes_on(
     backend, small_tokenizer, jsonl_file, monkeypatch
 ):
     monkeypatch.delenv(SWITCH)
@@ -394,7 +390,7 @@ def test_a_process_that_proves_and_fails_is_said_once_and_the_run_goes_on_withou
     assert spawn.call_count == 1
 
 
-def test_what_workers_ask_of_the_second_backend_is_proven_where_the_first_is_refused(
+def test_what_is_asked_of_the_second_backend_is_proven_if_the_first_is_refused(
     small_tokenizer, files, monkeypatch, tmp_path
 ):
     monkeypatch.delenv(SWITCH)
@@ -435,9 +431,7 @@ def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(s
     assert 'pip install ".[fast]" in a clone' in event["remedy"]
 
 
-def test_the_process_that_proves_begins_with_what_every_text_has_and_goes_on_with_what_is_asked_for(
-    files, monkeypatch, capfdbinary
-):
+def test_a_process_that_proves_begins_with_what_every_text_has_then_what_is_asked_for(files, monkeypatch, capfdbinary):
     steps: list[str] = []
     monkeypatch.setattr(proving, "end_with_parent", lambda _: steps.append("ends with its parent"))
     monkeypatch.setattr("os.nice", lambda _: steps.append(f"low priority, {'' if proven() is None else 'proven'}"))

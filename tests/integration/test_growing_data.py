@@ -73,9 +73,7 @@ def folder(tmp_path):
         ("a folder", Shuffle(block_bytes=700, window_blocks=3), 2),
     ],
 )
-def test_an_epoch_covers_the_whole_lines_that_are_there_when_it_begins_and_each_is_in_d(
-    folder, num_workers, shuffle, given
-):
+def test_an_epoch_covers_the_whole_lines_that_it_begins_with_and_each_is_in_d(folder, num_workers, shuffle, given):
     first, later = folder / "m.jsonl", folder / "a.jsonl"
     with open(first, "a", encoding="utf-8") as file:
         file.write('{"id": 100, "pad"')
@@ -194,11 +192,9 @@ def test_what_an_epoch_has_had_may_not_change(folder, how, num_workers):
         with pytest.raises(SourceError if how == "becomes an array" else SourceChangedError, match="AD(120|30[234])"):
             loader.get_next_batch(500)
     if how in ("shrinks", "is edited"):
-        with (
-            make(growing(folder), num_workers=num_workers) as loader,
-            pytest.raises(SnapshotMismatchError, match="m.jsonl"),
-        ):
-            loader.load_state_dict(state)
+        with make(growing(folder), num_workers=num_workers) as loader:
+            with pytest.raises(SnapshotMismatchError, match="m.jsonl"):
+                loader.load_state_dict(state)
 
 
 def test_objects_of_a_store_come_with_a_later_epoch_and_may_not_be_replaced(tmp_path):

@@ -209,11 +209,9 @@ def test_a_part_without_a_sample_is_named(data):
     dropped.parts["chat"].tokenize_fn = all_dropped
     with make(dropped) as loader, pytest.raises(NoSamplesError, match=r"AD407 part 'chat' .* 23 rows.*, and 0 kept"):
         loader.get_next_batch(100)
-    with (
-        pytest.raises((NoSamplesError, SourceError), match="part 'none'"),
-        make(mix_of(data, {"math": 1, "none": 1})) as loader,
-    ):
-        loader.get_next_batch(100)
+    with pytest.raises((NoSamplesError, SourceError), match="part 'none'"):
+        with make(mix_of(data, {"math": 1, "none": 1})) as loader:
+            loader.get_next_batch(100)
 
 
 def test_each_part_counts_its_bad_rows_for_itself_and_stops_where_it_says_so(data):

@@ -234,9 +234,7 @@ def test_what_objects_cannot_be_is_refused(host, tmp_path):
 
 @WORKERS
 @pytest.mark.parametrize("kind", ["lines", "Parquet", "a file of the hub's bucket"])
-def test_an_object_that_changes_in_the_middle_is_an_error_and_no_row_of_it_is_delivered(
-    host, hub, tmp_path, kind, num_workers
-):
+def test_an_object_that_changes_in_the_middle_is_an_error_and_gives_no_row(host, hub, tmp_path, kind, num_workers):
     if kind == "lines":
         source, path = JsonlSource(host.put("/a.jsonl", DATA)), "/a.jsonl"
     elif kind == "Parquet":

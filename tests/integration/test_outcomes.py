@@ -261,11 +261,9 @@ def test_samples_of_another_loader_and_reports_without_outcomes_are_refused(rows
         foreign = loader.get_next_batch(1)
         with pytest.raises(ConfigError, match="AD483"):
             loader.report(foreign, [1.0])
-    with (
-        make(rows, outcomes=Outcomes(policy=SOLVED)) as loader,
-        pytest.raises(InvalidGroupError, match=r"AD482.*other\.jsonl"),
-    ):
-        loader.report(foreign, [1.0])
+    with make(rows, outcomes=Outcomes(policy=SOLVED)) as loader:
+        with pytest.raises(InvalidGroupError, match=r"AD482.*other\.jsonl"):
+            loader.report(foreign, [1.0])
 
 
 def test_an_epoch_that_begins_again_is_decided_anew(rows):
@@ -277,9 +275,7 @@ def test_an_epoch_that_begins_again_is_decided_anew(rows):
 
 
 @pytest.mark.parametrize("is_mixture", [False, True])
-def test_groups_that_were_out_in_an_earlier_epoch_come_again_and_no_epoch_that_had_begun_is_decided_anew(
-    tmp_path, is_mixture
-):
+def test_groups_that_were_out_in_an_earlier_epoch_come_again_and_no_begun_epoch_is_decided_anew(tmp_path, is_mixture):
     path = write_rows(tmp_path / "rows.jsonl", 10)
     source = Mix({"only": path}) if is_mixture else path
     knobs = {"commit": "on_ack", "shuffle": False, "outcomes": Outcomes(policy=PassRate(drop_above=0.9))}

@@ -93,9 +93,7 @@ def state_after(path: Path, num_batches: int, **knobs: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("packing", [BY_EPOCH, WITH_TAIL], ids=["soft", "hard"])
 @pytest.mark.parametrize("grouping", [None, GROUPING], ids=["as they come", "grouped"])
-def test_each_loop_has_every_token_once_and_planned_packs_are_those_that_are_made_as_rows_come(
-    path, few, packing, grouping
-):
+def test_each_loop_has_every_token_once_and_planned_packs_are_those_made_as_rows_come(path, few, packing, grouping):
     knobs = {"packing": packing, "length_grouping": grouping}
     found, (short,) = loops(path, 3, **knobs), loops(few, **knobs)
     assert [tokens_of(loop) for loop in found] == [EACH_ONCE] * 3

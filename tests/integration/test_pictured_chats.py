@@ -406,9 +406,7 @@ def test_what_cannot_be_planned_is_refused(tmp_path, folders):
             _ = ChatTokenizeFn(folders["gemma3"], processor=str(tmp_path)).columns
 
 
-def test_a_transformers_without_processors_for_pillow_is_refused_with_the_way_out(
-    tmp_path, folders, picture, monkeypatch
-):
+def test_transformers_without_processors_for_pillow_is_refused_with_a_way_out(tmp_path, folders, picture, monkeypatch):
     import transformers
 
     monkeypatch.setattr(transformers, "__version__", "5.4.0")

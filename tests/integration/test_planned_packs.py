@@ -133,7 +133,7 @@ def test_an_epoch_that_was_begun_goes_on_in_its_order_with_other_ranks(path, kno
 
 
 @pytest.mark.parametrize(("plan", "num_workers"), [("xtuner", 2), ("soft", 0), ("rows", 0)])
-def test_a_second_run_counts_no_row_again_and_does_not_look_at_those_that_were_dropped(
+def test_a_second_run_counts_no_row_again_and_looks_at_none_that_was_dropped(
     jsonl_file, tmp_path, knobs, plan, num_workers
 ):
     log = tmp_path / "calls"
@@ -249,9 +249,7 @@ def test_what_cannot_be_planned_says_what_can(path, knobs, settings, error, mess
         epoch_of(path, **{**knobs, **settings})
 
 
-def test_data_without_a_sample_and_a_stream_say_what_became_of_the_rows_and_what_can_be_planned(
-    knobs, jsonl_file, tmp_path
-):
+def test_data_without_a_sample_and_a_stream_say_what_became_of_rows_and_can_be_planned(knobs, jsonl_file, tmp_path):
     with pytest.raises(NoSamplesError, match="AD401 1 rows read, 0 kept: 1 by empty"):
         epoch_of(jsonl_file([{"id": 1, "n": 0}]), **XTUNER, **knobs)
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"id": 1, "n": 1}\n'))

@@ -86,11 +86,9 @@ def test_what_cannot_be_fetched_is_a_bad_row(tmp_path, folder, site, name):
     if answer is not None:
         site.answers[path] = answer
     settings = {"hosts": [host_of(site)]} | settings
-    with (
-        opened(tmp_path, folder, site.url + path, **settings) as loader,
-        pytest.raises(BadRowError, match=f"AD457.*{message}"),
-    ):
-        loader.get_next_batch(1)
+    with opened(tmp_path, folder, site.url + path, **settings) as loader:
+        with pytest.raises(BadRowError, match=f"AD457.*{message}"):
+            loader.get_next_batch(1)
 
 
 def test_a_failure_that_passes_is_tried_again(tmp_path, folder, site):
@@ -121,9 +119,7 @@ def test_a_host_is_a_plain_name(host):
 
 def test_a_user_in_an_address_is_refused_and_not_shown(tmp_path, folder, site):
     url = f"http://me:secret@{host_of(site)}/a.png"
-    with (
-        opened(tmp_path, folder, url, hosts=[host_of(site)]) as loader,
-        pytest.raises(BadRowError, match="a user or a password") as caught,
-    ):
-        loader.get_next_batch(1)
+    with opened(tmp_path, folder, url, hosts=[host_of(site)]) as loader:
+        with pytest.raises(BadRowError, match="a user or a password") as caught:
+            loader.get_next_batch(1)
     assert "secret" not in str(caught.value)

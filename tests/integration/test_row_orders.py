@@ -306,9 +306,7 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
     ("call", "suffix"),
     [("pread", ".index"), ("pwrite", ".index"), ("pwrite", ".places"), ("fsync", ".index"), ("fsync", ".places")],
 )
-def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothing(
-    path, tmp_path, monkeypatch, call, suffix
-):
+def test_an_index_that_cannot_be_kept_costs_only_the_next_run_time(path, tmp_path, monkeypatch, call, suffix):
     with loader(path, folder=tmp_path / "kept") as data:
         expected = ids(data.get_next_batch(NUM_ROWS))
     really = getattr(os, call)

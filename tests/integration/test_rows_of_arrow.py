@@ -134,9 +134,7 @@ def ids_and_labels(samples: list[Any]) -> list[Any]:
     [pytest.param(CHATML_WITH_TOOLS, id="well known", marks=pytest.mark.thorough), pytest.param(WRITES_ALL, id="all")],
 )
 @pytest.mark.parametrize("make", [*PADDED, *STORED_AS_TEXT], ids=lambda make: make.__name__)
-def test_rows_whose_tools_and_arguments_differ_give_the_ids_and_labels_of_their_jsonl(
-    tmp_path, small_tokenizer, template, make
-):
+def test_rows_whose_tools_and_arguments_differ_give_ids_and_labels_of_jsonl(tmp_path, small_tokenizer, template, make):
     fn = ChatTokenizeFn(small_tokenizer, chat_template=template)
     expected, none = delivered(jsonl(tmp_path, ROWS), fn)
     samples, events = delivered(make(tmp_path, ROWS), fn)

@@ -311,9 +311,7 @@ def left_out(source: Any, state: dict[str, Any], allowed: str = "data", **knobs:
 
 
 @pytest.mark.parametrize("shuffle", [ONE_WINDOW, "full", False, RowShuffle(method="slime", only_kept=True)], ids=str)
-def test_other_data_or_another_seed_in_the_middle_of_an_epoch_warns_with_the_number_of_rows_left_out(
-    path, other, shuffle
-):
+def test_other_data_or_another_seed_in_the_middle_of_an_epoch_warns_with_the_number_left_out(path, other, shuffle):
     state = state_after(path, 10, shuffle=shuffle)
     expected = {"event": "snapshot.rows_left_out", "log_level": "warning", "epoch": 0}
     expected |= {"num_delivered": 10, "num_left_out": 90}
@@ -331,9 +329,7 @@ def test_with_many_windows_the_number_is_of_the_right_size(path, other, number):
     assert abs(event["num_left_out"] - (NUM_ROWS - number)) <= 30  # windows of equal bytes have about as many rows
 
 
-def test_what_is_left_out_is_still_known_after_a_resume_that_delivered_nothing_and_unknown_to_an_older_version(
-    path, other
-):
+def test_what_is_left_out_is_known_after_a_resume_that_delivered_nothing_and_unknown_to_an_older_version(path, other):
     state = state_after(path, 10)
     with opened(path) as loader:
         loader.load_state_dict(state)
@@ -366,9 +362,7 @@ def test_packs_are_counted_as_such_and_their_rows_are_not_known(path, other):
     assert (event["epoch"], event["num_delivered"], event["num_left_out"]) == (0, 5, None)
 
 
-def test_the_refusal_of_a_renamed_file_names_the_way_to_stay_and_other_changes_are_refused_as_ever(
-    path, other, tmp_path
-):
+def test_the_refusal_of_a_renamed_file_names_the_way_to_stay_and_other_changes_are_refused(path, other, tmp_path):
     state = state_after(path, 10)
     first, second = other.read_bytes()[:1000], other.read_bytes()[1000:]
     (tmp_path / "1.jsonl").write_bytes(first)

@@ -119,9 +119,7 @@ def test_30_a_file_that_grows_is_read_to_where_it_ended_at_the_start(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("num_workers", "is_read_ahead"), [(1, False), (0, True), (1, True)])
-def test_31_a_file_that_shrinks_kills_no_process_and_what_was_read_before_is_delivered(
-    tmp_path, num_workers, is_read_ahead
-):
+def test_31_a_file_that_shrinks_kills_no_process_and_what_was_read_is_delivered(tmp_path, num_workers, is_read_ahead):
     """The next epoch's window is read while this one's rows are delivered."""
     path = write_rows(tmp_path / "rows.jsonl", 4000)
     with loader_of(path, num_workers=num_workers, buffer_size=10, shuffle=False) as loader:
@@ -148,7 +146,7 @@ def edited(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "is_seen_at_once"), [(replaced, False), (edited, True)])
-def test_32_a_file_that_is_edited_is_noticed_where_it_is_read_next_and_a_replaced_one_at_the_next_epoch(
+def test_32_an_edited_file_is_noticed_where_it_is_read_next_a_replaced_one_an_epoch_later(
     tmp_path, change, is_seen_at_once
 ):
     path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)

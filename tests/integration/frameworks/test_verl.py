@@ -123,9 +123,7 @@ TEMPLATE = (
         pytest.param({"function_tool_path": "tools.py", "max_prompt_length": 160}, id="tools"),
     ],
 )
-def test_prompts_that_verl_filters_out_are_dropped_and_not_counted(
-    jsonl_file, small_tokenizer, tmp_path, monkeypatch, given
-):
+def test_prompts_that_verl_filters_out_are_dropped_uncounted(jsonl_file, small_tokenizer, tmp_path, monkeypatch, given):
     needs(*PACKAGES)
     from transformers import AutoTokenizer
     from verl.utils.dataset.rl_dataset import RLHFDataset
