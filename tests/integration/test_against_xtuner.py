@@ -75,9 +75,7 @@ def test_the_order_of_packs_is_xtuners(tmp_path, case):
 @pytest.mark.parametrize("case", cases_of("xtuner_batches"), ids=str)
 def test_batches_are_xtuners(tmp_path, case):
     pytest.importorskip("torch")
-    packs = [
-        [Document(np.array(ids, np.int32), np.array(labels)) for ids, labels in pack] for pack in case.given["packs"]
-    ]
+    packs = [[Document(np.array(ids, np.int32), np.array(labels)) for ids, labels in p] for p in case.given["packs"]]
     items = XTunerCollator(**case.given["settings"], shift="pack", truncate_packs=True, output="tensors")(packs)
     assert batch_of(items) == case.delivered(tmp_path)
 

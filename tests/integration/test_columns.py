@@ -296,9 +296,7 @@ def test_lost_questions_are_counted_at_their_delivery_and_once_over_a_resume(que
     assert dropped == {}, "they are samples"
 
 
-def test_what_is_not_acknowledged_is_counted_again_and_a_state_without_notes_counts_from_none(
-    questions, small_tokenizer
-):
+def test_what_is_not_acknowledged_is_counted_again_a_state_without_notes_counts_from_none(questions, small_tokenizer):
     with make_fixed(questions, small_tokenizer, commit="on_ack", **RECIPE) as loader:
         done = loader.get_next_batch(11)
         loader.ack(done)

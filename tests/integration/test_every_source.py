@@ -106,9 +106,7 @@ def test_a_row_is_the_row_that_was_written(written):
     rows = make_rows(NUM_ROWS)
     with make_any(written.source, id_and_text) as loader:
         samples = loader.get_next_batch(NUM_ROWS)
-    assert [sample.tokens.tolist() for sample in samples] == [
-        [number, *map(ord, rows[number]["pad"])] for number in ids(samples)
-    ]
+    assert [sample.tokens.tolist() for sample in samples] == [[n, *map(ord, rows[n]["pad"])] for n in ids(samples)]
 
 
 @pytest.mark.thorough

@@ -345,7 +345,7 @@ def test_workers_forked_after_the_switch_share_memory_of_one_fork_server(backend
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("reason", ["refused", "no offsets", "other files"])
-def test_workers_that_cannot_use_what_is_found_are_left(
+def test_workers_that_cannot_use_it_are_left_alone(
     reason, backend, small_tokenizer, jsonl_file, proof, beside, tmp_path
 ):
     folder = shutil.copytree(small_tokenizer, tmp_path / "tokenizer")
@@ -372,9 +372,7 @@ def test_workers_that_cannot_use_what_is_found_are_left(
     assert "workers.reopened" not in names_of(events)
 
 
-def test_a_process_whose_proof_fails_is_said_once_and_the_run_goes_on(
-    backend, small_tokenizer, jsonl_file, monkeypatch
-):
+def test_a_process_whose_proof_fails_is_said_once_the_run_goes_on(backend, small_tokenizer, jsonl_file, monkeypatch):
     monkeypatch.delenv(SWITCH)
     fails = [sys.executable, "-c", "import sys; sys.exit(3)"]
     spawn = Mock(side_effect=lambda *_, **__: subprocess.Popen(fails, stdout=subprocess.PIPE))
@@ -390,9 +388,7 @@ def test_a_process_whose_proof_fails_is_said_once_and_the_run_goes_on(
     assert spawn.call_count == 1
 
 
-def test_what_is_asked_of_the_second_backend_is_proven_if_the_first_is_refused(
-    small_tokenizer, files, monkeypatch, tmp_path
-):
+def test_what_is_asked_of_a_second_backend_is_proven_if_the_first_is_not(small_tokenizer, files, monkeypatch, tmp_path):
     monkeypatch.delenv(SWITCH)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is proven"))
     change(monkeypatch, look_at_a_proof_s=0.01)

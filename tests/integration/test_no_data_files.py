@@ -428,9 +428,7 @@ def test_no_file_of_a_run_can_be_read_by_others(data, tmp_path, shuffle):
     assert [path for path in leaves if stat.S_IMODE(os.stat(path).st_mode) != 0o700] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "error"), [("quarantine.jsonl", ConfigError), ("run.snapshot", SnapshotError)], ids=str
-)
+@pytest.mark.parametrize(("name", "error"), [("quarantine.jsonl", ConfigError), ("run.snapshot", SnapshotError)])
 def test_a_link_in_the_place_of_a_file_is_not_followed(data, tmp_path, name, error):
     folder, elsewhere = tmp_path / "kept", tmp_path / "elsewhere"
     folder.mkdir()

@@ -133,9 +133,7 @@ def test_an_epoch_that_was_begun_goes_on_in_its_order_with_other_ranks(path, kno
 
 
 @pytest.mark.parametrize(("plan", "num_workers"), [("xtuner", 2), ("soft", 0), ("rows", 0)])
-def test_a_second_run_counts_no_row_again_and_looks_at_none_that_was_dropped(
-    jsonl_file, tmp_path, knobs, plan, num_workers
-):
+def test_a_second_run_counts_no_row_again_and_looks_at_no_dropped_one(jsonl_file, tmp_path, knobs, plan, num_workers):
     log = tmp_path / "calls"
     path = jsonl_file([{**row, "log": str(log)} for row in rows_of()])
     settings = {**knobs, **PLANS[plan], "tokenize_fn": logged, "num_workers": num_workers}

@@ -366,9 +366,7 @@ def test_keys_that_are_something_else_decide_nothing(tmp_path, fn):
     assert sample.metadata == "a"
 
 
-@pytest.mark.parametrize(
-    "settings", [{"messages_key": "conversations"}, {"dialect": "alpaca"}], ids=["messages_key", "dialect"]
-)
+@pytest.mark.parametrize("settings", [{"messages_key": "conversations"}, {"dialect": "alpaca"}], ids=str)
 def test_what_is_named_is_not_looked_for(tmp_path, fn, settings):
     rows = [{"conversations": MESSAGES}] if "messages_key" in settings else [ROWS["alpaca"] | ROWS["messages"]]
     function = ChatTokenizeFn(fn.tokenizer, **settings)

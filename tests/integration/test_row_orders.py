@@ -212,9 +212,7 @@ def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
     (event,) = [log for log in logs if log["event"] == "index.not_stored"]
     assert "the tokenize function has no attribute version" in event["reason"]
     assert file.stat().st_mtime_ns == before
-    assert list((tmp_path / "kept" / "index").glob("*.index")) == [file], (
-        "a function without a version has no fingerprint"
-    )
+    assert list((tmp_path / "kept" / "index").glob("*.index")) == [file], "without a version there is no fingerprint"
 
 
 def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(path, parquet, tmp_path):

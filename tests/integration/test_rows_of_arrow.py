@@ -143,9 +143,7 @@ def test_rows_whose_tools_and_arguments_differ_give_ids_and_labels_of_jsonl(tmp_
     assert len(events) == (make in PADDED)
 
 
-@pytest.mark.parametrize(
-    "knobs", [{"num_workers": 1}, {"num_workers": 1, "shuffle": "full"}], ids=["by blocks", "by the row index"]
-)
+@pytest.mark.parametrize("knobs", [{"num_workers": 1}, {"num_workers": 1, "shuffle": "full"}], ids=["blocks", "index"])
 def test_it_is_said_once_a_source_where_workers_read_and_not_without_nulls(tmp_path, knobs):
     rows = [dict(ROWS[number % 2], id=number) for number in range(40)]
     path, own = parquet(tmp_path, rows), tmp_path / "own.parquet"

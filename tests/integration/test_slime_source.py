@@ -121,9 +121,7 @@ def expected_of(peer, case, folder):
     if not case.given.get("alone"):
         return delivered[0]  # type: ignore[no-any-return]
 
-    lines = [
-        (json.loads(line), samples) for line, samples in zip(case.given["lines"], delivered, strict=True) if samples
-    ]
+    lines = [(json.loads(line), some) for line, some in zip(case.given["lines"], delivered, strict=True) if some]
     return [sample for row, samples in lines if peer == "miles" or not is_refused(row, args) for sample in samples]
 
 

@@ -170,9 +170,7 @@ def test_packs_are_recorded_with_their_fill_and_documents_as_they_were_delivered
     fill = [100 * sum(len(document.tokens) for document in pack) // 128 for pack in packs]
     assert last.pack_fill == Counter(percent // 5 * 5 for percent in fill)
     assert last.pack_documents == Counter(max(edge for edge in EDGES if edge <= len(pack)) for pack in packs)
-    delivered = [
-        [(place_of(one.sample), one.sample.source.path, len(one.tokens)) for one in pack[:64]] for pack in packs
-    ]
+    delivered = [[(place_of(d.sample), d.sample.source.path, len(d.tokens)) for d in pack[:64]] for pack in packs]
     shown = [moment.pack for moment in run.starts[0].intervals if moment.pack]
     at = [delivered.index([(one.place, one.path, one.num_tokens) for one in pack]) for pack in shown]
     assert at == sorted(set(at))

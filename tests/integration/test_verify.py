@@ -223,9 +223,7 @@ PAIRS = [
         ORDER,
         id="another order",
     ),
-    pytest.param(
-        {}, {"tokenize_fn": row_id}, "different", "they saw other tokens", {"tokenize_fn"}, id="another function"
-    ),
+    pytest.param({}, {"tokenize_fn": row_id}, "different", "they saw other tokens", {"tokenize_fn"}, id="a function"),
     pytest.param({}, {"digest": "positions"}, "same", "their tokens were not hashed alike", set(), id="one unhashed"),
     pytest.param(
         {}, {"tokenize_fn": every_third_dropped}, "different", "they saw other positions", {"tokenize_fn"}, id="a drop"
@@ -241,9 +239,7 @@ PAIRS = [
         id="ahead, of other tokens",
     ),
     pytest.param(FEW, FEW | {"seed": 1}, "undecided", OTHER_SEED, {"seed"}, id="the same positions of another order"),
-    pytest.param(
-        {"shuffle": False}, {"shuffle": False, "seed": 1}, "same", "token for token", {"seed"}, id="whatever the seed"
-    ),
+    pytest.param({"shuffle": False}, {"shuffle": False, "seed": 1}, "same", "token for token", {"seed"}, id="any seed"),
 ]
 
 

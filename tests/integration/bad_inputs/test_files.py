@@ -76,9 +76,7 @@ def test_28_first_bytes_go_before_names_and_that_is_said(tmp_path):
     parquet = write(tmp_path / "c.jsonl", b"PAR1" + b"\0" * 100)
     as_it_is, read, refused = deliver(plain), deliver(packed), deliver(parquet)
     assert (as_it_is.labels, read.labels) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    assert [(event["path"], event["named"], event["coding"]) for event in as_it_is.of("source.misnamed")] == [
-        (plain, "gzip", "plain")
-    ]
+    assert [(e["path"], e["named"], e["coding"]) for e in as_it_is.of("source.misnamed")] == [(plain, "gzip", "plain")]
     assert str(refused.error) == f"AD123 {parquet} is Parquet, not JSONL"
 
 
@@ -146,9 +144,7 @@ def edited(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "is_seen_at_once"), [(replaced, False), (edited, True)])
-def test_32_an_edited_file_is_noticed_where_it_is_read_next_a_replaced_one_an_epoch_later(
-    tmp_path, change, is_seen_at_once
-):
+def test_32_an_edited_file_is_noticed_where_it_is_read_next_a_replaced_one_later(tmp_path, change, is_seen_at_once):
     path = write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
     expected = order_of(path, 8)
     with loader_of(path, buffer_size=1) as loader:
@@ -327,9 +323,7 @@ def test_names_with_characters_that_a_terminal_obeys_are_escaped_wherever_they_a
     assert [event["path"] for event in deliver(misnamed).events] == [f"{tmp_path}/{ODD_NAME_SHOWN}.gz"]
 
 
-@pytest.mark.parametrize(
-    "name", [b"caf\xe9.jsonl", b"\xe9/rows.jsonl", b"\xe9.jsonl.gz", b"\xe9.json", b"\xe9.parquet"]
-)
+@pytest.mark.parametrize("name", [b"\xe9y.jsonl", b"\xe9/rows.jsonl", b"\xe9.jsonl.gz", b"\xe9.json", b"\xe9.parquet"])
 @pytest.mark.parametrize("given", ["a file", "a folder"])
 def test_a_path_that_is_no_utf8_is_named(tmp_path, name, given):
     path = tmp_path / os.fsdecode(name)

@@ -290,9 +290,7 @@ def test_item_i_of_a_row_view_is_row_i_whatever_was_asked_before_also_after_a_re
     ("length", "epoch", "shuffle"),
     [(30, 0, "full"), (2 * NUM_ROWS + 30, 0, RowShuffle(method="none")), (2 * NUM_ROWS, 1, "full")],
 )
-def test_epochs_of_a_row_view_may_be_shorter_or_longer_than_its_data_or_later(
-    view_of, in_order, length, epoch, shuffle
-):
+def test_epochs_of_a_row_view_may_be_shorter_or_longer_than_data_or_later(view_of, in_order, length, epoch, shuffle):
     view = view_of(RowView, length, epoch=epoch, shuffle=shuffle)
     whole = in_order(epoch * NUM_ROWS + length, shuffle=shuffle)[epoch * NUM_ROWS :]
     shuffled = random.Random(3).sample(range(length), length)

@@ -342,9 +342,7 @@ ENDS = ["compute waits for the mark", "kept for compute"]
     [({"device": "cuda"}, BEGINS), ({"device": "cuda:3", "pin_memory": False}, BEGINS[1:])],
     ids=["pinned", "not pinned"],
 )
-def test_the_next_batch_is_copied_on_its_own_stream_before_the_trainer_has_this(
-    open_loader, fake_cuda, settings, begins
-):
+def test_the_next_batch_is_copied_on_its_own_stream_before_it_is_due(open_loader, fake_cuda, settings, begins):
     one = {**SAMPLES, "collate_fn": lambda samples: {"tokens": samples[0].tokens, "n": 1}}
     batches, said = iter(open_loader(**one, **settings)), []
     for _ in range(3):
