@@ -27,8 +27,6 @@ from tests.support.pages import run_command
 from tests.support.sources import KINDS, make_rows
 from tests.support.tokenize_fns import fails_on_13, id_and_text, row_id, waits_for_a_file
 
-# What comes next
-
 
 def test_what_comes_next_ends_before_a_bad_row_which_is_raised_where_it_is_delivered(tmp_path):
     path, told = write_rows(tmp_path / "rows.jsonl", 30), tmp_path / "bad"

@@ -119,9 +119,6 @@ def test_a_batch_has_the_ids_of_its_texts_however_their_lengths_differ_in_any_th
         assert others.of_each() == found
 
 
-# Proofs beside a run
-
-
 def child_of(process: psutil.Process) -> psutil.Process:
     found: list[psutil.Process] = []
 
@@ -456,9 +453,6 @@ def test_a_process_that_proves_begins_with_what_every_text_has_then_what_is_aske
     assert not_proven(["plain", "\u4e00\u4e01"]) == []
     prove()
     assert told() == []
-
-
-# Real data
 
 
 def strings_in(value: Any) -> Iterator[str]:

@@ -217,9 +217,6 @@ def test_objects_of_a_store_come_with_a_later_epoch_and_may_not_be_replaced(tmp_
                 loader.get_next_batch(200)
 
 
-# Ranks
-
-
 def of_rank(folder, shared, rank, state=None, epochs=3, each=lambda _: None):
     """The rows of a rank's batches, and the states after them."""
     knobs = {"ranks": {"rank": rank, "world_size": 2}, "batch_size": 4, "epochs": epochs, "buffer_size": 4}

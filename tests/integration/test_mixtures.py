@@ -93,9 +93,6 @@ def restored(mix, state, number, **knobs):
         return entries(loader.get_next_batch(number))
 
 
-# Many parts
-
-
 def many(tmp_path, by="rows", number=300):
     for part in range(number):
         write(tmp_path / f"{part:03}.jsonl", [{"id": part, "pad": "x"} for _ in range(4)])
@@ -129,9 +126,6 @@ def test_an_event_asks_only_the_parts_that_it_concerns(tmp_path, monkeypatch):
         loader.get_next_batch(300)
         num_rows = loader.statistics().tokenized_rows_total
     assert asked["p"] < 20 * num_rows
-
-
-# One order
 
 
 def test_other_parts_and_their_weights_move_no_row_of_a_part_and_their_listing_moves_none_at_all(data):
@@ -200,9 +194,6 @@ def test_parts_may_be_of_any_format(tmp_path):
     assert restored(mix, state_after(mix, 130, **knobs), 170, **knobs) == found[130:]
 
 
-# Ends
-
-
 def test_a_part_without_a_sample_is_named(data):
     (data / "none.jsonl").write_text("")
     dropped = mix_of(data)
@@ -242,9 +233,6 @@ PLANNED = {"packing": SoftPacking(max_length=40), "batch_size": 2, "plan_packs":
 def test_what_a_mixture_cannot_do_is_refused(data, knobs, ask, message):
     with pytest.raises(ConfigError, match=message), make(mix_of(data), **knobs) as loader:
         ask(loader)
-
-
-# State
 
 
 def mix_of_kinds(data):
@@ -335,9 +323,6 @@ def test_new_parts_begin_at_their_start_and_parked_ones_continue(data):
             state = saved(loader)
     for name, number in (("math", 45), ("code", 30), ("chat", 15)):
         assert own(found, name) == own(delivered(mix_of(data, {name: 1}), number), name)
-
-
-# With other features
 
 
 def test_a_part_without_weight_is_not_read(data):

@@ -59,9 +59,6 @@ def run(loader, num_steps):
     return taken, states
 
 
-# What is left out
-
-
 def test_a_solved_row_of_a_file_that_is_listed_twice_comes_by_neither(tmp_path):
     source = JsonlSource([str(write_rows(tmp_path / "rows.jsonl", 6))] * 2, allow_repeats=True)
     with make(source, shuffle=False, num_workers=0, outcomes=Outcomes(policy=PassRate(drop_above=0.9))) as loader:
@@ -153,9 +150,6 @@ def test_rows_that_are_left_out_are_not_tokenized(tmp_path, monkeypatch):
     assert 440 <= len(log.read_bytes()) <= 400 + 40 + ahead + canaries
 
 
-# Resume
-
-
 def test_a_resume_keeps_the_numbers_of_scores_that_were_not_counted(rows):
     settings = {"outcomes": Outcomes()}
     with make(rows, **settings) as loader:
@@ -169,9 +163,6 @@ def test_a_resume_keeps_the_numbers_of_scores_that_were_not_counted(rows):
         loader.load_state_dict(state)
         found = loader.statistics()
         assert (found.outcome_late_total, found.outcome_repeated_total) == (7, 2)
-
-
-# What is refused
 
 
 def test_a_state_whose_memory_is_in_a_file_as_development_builds_wrote_it_is_refused_with_the_way_out(rows):

@@ -368,9 +368,6 @@ def test_media_of_a_mixture_on_ranks_change_nothing(tmp_path):
     assert on_ranks(3, mix, 25, **settings, num_workers=1) == wanted
 
 
-# Calls that take nothing
-
-
 def test_a_rank_may_look_ahead_alone(mix):
     assert on_ranks(2, mix, 30, lambda rank, loader, _: loader.peek(30 * rank)) == alone(mix, 30)
 
@@ -461,9 +458,6 @@ def test_a_part_whose_turn_comes_while_a_call_waits_begins_its_next_epoch(tmp_pa
     mix = Mix({name: write_rows(tmp_path / f"{name}.jsonl", 3) for name in ("few", "many")}, quota=4)
     settings = {"seed": seed, "buffer_size": 1, "limits": Limits(max_ready_bytes=40)}
     assert on_ranks(2, mix, 30, **settings) == alone(mix, 30, **settings)
-
-
-# Ranks that tell each other what they left out
 
 
 def test_only_one_rank_takes_states_where_epochs_are_shorter_than_a_batch(tmp_path):

@@ -288,9 +288,6 @@ def fails(row: dict[str, Any]) -> list[int]:
     raise ValueError("no")
 
 
-# How far
-
-
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_nothing_is_read_beyond_the_last_epoch(numbered, epochs):
     seen: list[int] = []
@@ -381,9 +378,6 @@ def test_a_row_that_cannot_be_quarantined_is_not_passed(numbered, tmp_path):
         quarantine.rmdir()
         assert ids(loader.get_next_batch(2)) == [14, 15]
         assert loader.statistics().bad_rows_total == 1
-
-
-# The buffer's filter
 
 
 def test_a_filter_is_asked_once_a_call_and_one_that_fails_consumes_nothing(numbered):

@@ -91,9 +91,6 @@ def parts_of(tmp_path, *names, num_rows=100):
     return {name: write_rows(tmp_path / f"{name}.jsonl", num_rows) for name in names}
 
 
-# What is recorded
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_run_is_recorded_as_it_was_delivered(path, folder, num_workers):
     with make(path, num_workers=num_workers, telemetry=Telemetry(folder=str(folder), samples=8)) as loader:
@@ -241,9 +238,6 @@ def test_two_loaders_of_a_process_record_their_own_events_only(path, tmp_path, f
     assert events_of(tmp_path / "eval") == ["snapshot.restored", "of.no_loader"]
 
 
-# Dropped rows, and samples that were changed
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_dropped_rows_are_recorded_with_reason_place_and_bytes(tmp_path, folder, num_workers):
     paths = parts_of(tmp_path, "a", "b")
@@ -304,9 +298,6 @@ def test_a_recorder_without_samples_records_no_dropped_rows(path, folder):
     assert run.totals.dropped
 
 
-# What a file must not have
-
-
 @pytest.mark.parametrize("hidden", [("a", "b"), ("a",)], ids=["of no row", "of one part's"])
 def test_no_text_of_a_row_is_recorded_where_rows_are_not_shown(tmp_path, folder, hidden):
     parts = {}
@@ -327,9 +318,6 @@ def test_no_text_of_a_row_is_recorded_where_rows_are_not_shown(tmp_path, folder,
     assert (len(run.samples()), len(run.starts[0].bad_rows)) == (2 * 32, 2)
     assert len(run.dropped_rows()) == 2 * MAX_OF_REASON
     assert {row.source for row in run.dropped_rows() if row.num_bytes < 0} == set(hidden), "no page reads these rows"
-
-
-# What may happen to it
 
 
 def deliver(path, folder, **settings):

@@ -87,9 +87,6 @@ def test_numbers_go_on_after_groups_that_were_out_where_another_epoch_is_begun_a
         assert numbers(loader.get_samples(1)) == [3]
 
 
-# Groups one by one
-
-
 def finished(groups):
     for sample in (sample for group in groups for sample in group):
         sample.response, sample.response_length, sample.status = "Yes", 1, Status.COMPLETED
@@ -197,9 +194,6 @@ def test_finished_groups_that_are_taken_while_a_call_waits_are_not_served_by_tha
         assert (taken, numbers(waits.result())) == ([0], list(range(1, 31)))
 
 
-# Versions of the policy
-
-
 def test_a_group_that_is_too_old_is_the_prompt_that_it_was(rows):
     with make(rows, max_policy_lag=0) as loader:
         (group,) = loader.get_samples(1)
@@ -252,9 +246,6 @@ def test_a_function_decides_what_is_done_with_a_group_that_is_too_old(rows):
 PAIRS = {"n_samples_per_prompt": 2}
 
 
-# Giving back
-
-
 def newest_first(buffer, num_groups):
     return buffer[::-1][:num_groups]
 
@@ -264,9 +255,6 @@ def test_a_filter_may_be_named_by_its_import_path(path):
         groups = loader.get_samples(4)
         loader.add_samples(groups[:3])
         assert numbers(loader.get_samples(2)) == [2, 1]
-
-
-# After a restart
 
 
 def test_groups_given_back_are_in_the_state_whole_until_they_are_served(path):

@@ -1,7 +1,4 @@
-"""The catalogue of bad inputs, rows 1 to 24, 46, 47 and 50: what may be wrong with a line, and with what is in it.
-
-Each fault is met by each tokenize function: a loader of all of them puts the bad rows aside, by line, byte and code.
-"""
+"""The catalogue of bad inputs, rows 1 to 24, 46, 47 and 50: each faulty line is met by each tokenize function."""
 
 import json
 import math

@@ -1,7 +1,4 @@
-"""Trainers of transformers and TRL with a model, over a loader: killed and resumed, the losses are equal.
-
-Each is a process, or two ranks are: ``hf_trainer`` forks them.
-"""
+"""Trainers with a model (``hf_trainer`` forks their ranks), over a loader: killed and resumed, losses are equal."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""What the files of examples/frameworks tell a framework, against the framework's own code where that is at hand.
-
-That they end with a clear line where a framework is missing is in ``tests/unit/test_examples.py``.
-"""
+"""What the files of examples/frameworks tell a framework, against the framework's own code where it is at hand."""
 
 import ast
 import importlib.util

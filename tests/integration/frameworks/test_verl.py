@@ -1,7 +1,4 @@
-"""What verl's trainers get of our data sets, where verl is installed; and its sampler's order, undone.
-
-That a killed run continues with the next row is in ``test_in_checkouts.py``.
-"""
+"""What verl's trainers get of our data sets, where verl is installed; and its sampler's order, undone."""
 
 # ruff: noqa: SLF001 - verl's trainers call methods of their own
 

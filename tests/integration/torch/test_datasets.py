@@ -91,9 +91,6 @@ def test_a_rank_that_is_half_known_is_refused(place, settings, group, message):
         ranks(group)
 
 
-# AsyncDataset
-
-
 @pytest.fixture
 def open_dataset(chats, opened):
     return lambda **changes: opened(AsyncDataset(chats, **knobs(**changes)))
@@ -140,9 +137,6 @@ def test_a_dataset_that_is_not_closed_is_closed_when_it_is_garbage(chats):
     dataset = AsyncDataset(chats, **knobs())
     next(iter(dataset))
     del dataset  # a thread that is left would fail the test
-
-
-# OrderView
 
 
 @pytest.fixture
@@ -253,9 +247,6 @@ def test_workers_of_torch_are_refused_with_the_reason(rows, tmp_path):
     assert done.stdout.count(reason) == 2, done.stdout
 
 
-# RowView
-
-
 def test_a_row_view_is_shuffled_by_torch(view_of, in_order):
     batches = torch.utils.data.DataLoader(view_of(RowView, shuffle="full"), batch_size=8, shuffle=True, collate_fn=ids)
     delivered = [row for batch in batches for row in batch]
@@ -297,9 +288,6 @@ def test_epochs_of_a_row_view_may_be_shorter_or_longer_than_data_or_later(view_o
     assert len(view) == length
     assert ids(view.__getitems__(range(length))) == whole
     assert ids(view.__getitems__(shuffled)) == [whole[index] for index in shuffled]
-
-
-# What a view refuses
 
 
 def test_a_row_that_gives_no_sample_is_named(rows, view_of):

@@ -1,7 +1,4 @@
-"""asyncdata in the loops of Lightning, accelerate, torchdata and transformers: what was not trained on comes next.
-
-Some count epochs of their own, or share out data of their own: nothing is read twice or left out.
-"""
+"""asyncdata in the loops of Lightning, accelerate, torchdata and transformers: no row is read twice or left out."""
 
 import json
 from contextlib import closing
@@ -197,9 +194,6 @@ def test_transformers_trainer_with_max_steps_resumes_in_a_later_epoch(rows, tmp_
     assert train(str(tmp_path / "out" / "checkpoint-11")) == whole[11 * 8 :]
 
 
-# A trainer that counts epochs of its own
-
-
 @pytest.fixture
 def saved(rows):
     """Three epochs as they come, and a state in the middle of the second one, after eleven batches."""
@@ -238,9 +232,6 @@ def test_a_trainer_that_wants_to_skip_batches_is_told_what_to_set(rows):
         assert not hasattr(loader, "dataset")
         with pytest.raises(AttributeError, match="ignore_data_skip=True"):
             _ = loader.dataset
-
-
-# A trainer that shares out data of its own
 
 
 class Shard:
