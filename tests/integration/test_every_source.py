@@ -20,7 +20,7 @@ from asyncdata.errors import BadRowError, EndOfData, SnapshotMismatchError, Sour
 from tests.support import loaders
 from tests.support.faults import until
 from tests.support.inner import change
-from tests.support.loaders import make
+from tests.support.loaders import make, resumed
 from tests.support.loading import NEVER_S, SHUFFLE, ids
 from tests.support.sources import KINDS, Kind, make_rows
 from tests.support.streams import ListStream, frames, jsonl, members, rows_of, stream_order_of, windows_of, write
@@ -261,9 +261,7 @@ def test_a_restart_reads_its_window_and_not_what_comes_before():
         state = loader.state_dict()
     again = ListStream(LINES, at_once=5)
 
-    with make(Watched(again), buffer_size=1) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(1)) == expected_ids(1)[300:301]
+    assert resumed(Watched(again), state, 1, buffer_size=1) == expected_ids(1)[300:301]
 
     *others, (epoch, at) = again.reads
     assert others in ([], [(0, None)])  # reading from the start may have begun before the state was loaded
@@ -295,9 +293,7 @@ def test_requests_that_are_not_acknowledged_are_served_again_from_their_own_wind
         state = loader.state_dict()
     again = ListStream(LINES, at_once=5)
 
-    with make(Watched(again), commit="on_ack") as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(240)) == expected_ids(1)[120:360]
+    assert resumed(Watched(again), state, 240, commit="on_ack") == expected_ids(1)[120:360]
     reads = [at for epoch, at in again.reads if epoch == 0]  # the next epoch may be read ahead
     assert reads.count(None) <= 1  # reading from the start may have begun before the state was loaded
     (at,) = filter(None, reads)

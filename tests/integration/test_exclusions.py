@@ -21,7 +21,7 @@ from asyncdata import (
     SourceLocation,
 )
 from asyncdata.errors import ConfigError, NoSamplesError, PrefetchTimeoutError
-from tests.support.loaders import gated, make
+from tests.support.loaders import gated, make, resumed
 from tests.support.loading import NUM_ROWS, ids, write_rows
 from tests.support.pages import run_command
 from tests.support.sources import KINDS, make_rows
@@ -164,9 +164,7 @@ def test_the_rows_are_left_out_from_here_on_by_every_kind_of_source_and_the_stat
         assert ids(loader.get_next_batch(40)) == expected[:40]
         state = json.loads(json.dumps(loader.state_dict()))
         assert loader.statistics().dropped_total["excluded"] >= 2
-    with make(source, row_id, **knobs) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(len(expected) - 40)) == expected[40:]
+    assert resumed(source, state, len(expected) - 40, row_id, **knobs) == expected[40:]
 
 
 def test_rows_of_a_mixture_are_left_out_of_their_own_part(tmp_path):

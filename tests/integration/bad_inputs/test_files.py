@@ -14,7 +14,7 @@ from asyncdata import DataLoader, IterableSource, JsonArraySource, ParquetSource
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SourceChangedError, SourceError
 from tests.support.bad_inputs import GOOD, assert_is_ours, deliver
 from tests.support.faults import until
-from tests.support.loaders import is_next_window_there
+from tests.support.loaders import is_next_window_there, state_after
 from tests.support.loaders import make as loader_of
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
 from tests.support.parts import read_quarantine
@@ -291,9 +291,7 @@ def test_41_a_stream_that_has_another_row_at_a_snapshots_place_is_refused(num_be
         return IterableSource(lambda epoch: ({"id": number} for number in range(first, first + 20)), version=1)
 
     windows = Shuffle(enabled=False, block_bytes=32, window_blocks=1)  # of a few rows each
-    with loader_of(source(0), shuffle=windows) as loader:
-        loader.get_next_batch(7)
-        state = loader.state_dict()
+    state = state_after(source(0), 7, shuffle=windows)
     with loader_of(source(100), shuffle=windows, epochs=2) as loader:
         if num_before:
             loader.get_next_batch(num_before)

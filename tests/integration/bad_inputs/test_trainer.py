@@ -34,7 +34,7 @@ from asyncdata.errors import (
 from asyncdata.filters import ByStaleness
 from tests.support.bad_inputs import PACKAGE, assert_is_ours
 from tests.support.combinations import each_value
-from tests.support.loaders import make
+from tests.support.loaders import make, state_after
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
 
 NUM_ROWS = 60
@@ -340,9 +340,7 @@ def test_71_a_snapshot_of_a_later_version_is_refused(path):
 
 @pytest.mark.parametrize("what", ["data", "seed"])
 def test_72_a_snapshot_of_other_data_or_settings_is_refused_and_says_what_differs(path, tmp_path, what):
-    with make(path) as loader:
-        loader.get_next_batch(5)
-        state = loader.state_dict()
+    state = state_after(path, 5)
     other = write_rows(tmp_path / "other.jsonl", NUM_ROWS + 1)
     with make(other) if what == "data" else make(path, seed=7) as loader:
         with pytest.raises(SnapshotMismatchError, match=what) as caught:
