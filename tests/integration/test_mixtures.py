@@ -290,11 +290,8 @@ def test_weights_that_changed_are_named_by_their_shares(data, is_stage):
         loader.load_state_dict(state)
 
     at = " from 100 on" if is_stage else ""
-    assert refused.value.differences == {
-        f"mixture.chat.weight{at}": (0.4, 0.6),
-        f"mixture.docs.weight{at}": (0.1, 0.2),
-        f"mixture.math.weight{at}": (0.5, 0.2),
-    }
+    weights = {"chat": (0.4, 0.6), "docs": (0.1, 0.2), "math": (0.5, 0.2)}
+    assert refused.value.differences == {f"mixture.{name}.weight{at}": each for name, each in weights.items()}
     assert f"docs.weight{at}: saved 10 %, present 20 %" in str(refused.value)
 
 

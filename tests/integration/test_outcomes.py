@@ -333,10 +333,8 @@ def test_a_part_that_comes_back_has_its_memory_again(mix):
 def test_a_memory_in_a_file_is_refused_and_its_part_can_be_forgotten(mix):
     with make(mix("math", "code"), outcomes=Outcomes(policy=SOLVED)) as loader:
         state = reported(loader, 3)
-    state["mixture"]["parts"]["code"]["outcomes"] |= {
-        "memory": None,
-        "num_bytes": 1234,
-    }  # as development builds wrote it
+    # As development builds wrote it
+    state["mixture"]["parts"]["code"]["outcomes"] |= {"memory": None, "num_bytes": 1234}
     with make(mix("math", "code"), outcomes=Outcomes(policy=SOLVED)) as loader:
         with pytest.raises(SnapshotMismatchError, match=r"AD606 .*in a file"):
             loader.load_state_dict(state)

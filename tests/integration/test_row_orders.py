@@ -41,11 +41,8 @@ def path(jsonl_file) -> Path:
 
 def loader(path: Any, shuffle: Any = "full", function: Any = row_id, **knobs: Any) -> DataLoader:
     cache = {name: knobs.pop(name) for name in ("folder", "max_row_index_bytes") if name in knobs}
-    knobs = {
-        "num_workers": 0,
-        "buffer_size": 64,
-        "cache": {**cache, "folder": str(cache["folder"])} if cache else {},
-    } | knobs
+    cache = {**cache, "folder": str(cache["folder"])} if cache else {}
+    knobs = {"num_workers": 0, "buffer_size": 64, "cache": cache} | knobs
     return DataLoader(path if isinstance(path, list) else str(path), tokenize_fn=function, shuffle=shuffle, **knobs)
 
 

@@ -56,14 +56,8 @@ def epoch_of_all(
         for rank in range(world_size):
             exchange = None if meeting is None else meeting.of(rank)
             ranks = asyncdata.Ranks(rank=rank, world_size=world_size, exchange=exchange, round_up=round_up)
-            own = {
-                "cache": {"folder": ""},
-                "seed": 3,
-                "epochs": 1,
-                "tokenize_fn": numbered,
-                **settings,
-                **(knobs[rank] if knobs else {}),
-            }
+            own = {"cache": {"folder": ""}, "seed": 3, "epochs": 1, "tokenize_fn": numbered, **settings}
+            own |= knobs[rank] if knobs else {}
             loaders.append(stack.enter_context(make(path, ranks=ranks, **own)))
         iterators = [iter(loader) for loader in loaders]
         found: list[Any] = [[] for _ in loaders]

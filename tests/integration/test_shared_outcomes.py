@@ -48,23 +48,12 @@ def score_of(sample):
 def ranks_of(world_size, source, policies=(), kind=DataLoader, **settings):
     """The loaders of all ranks."""
     meeting = Meeting(world_size)
-    settings = {
-        "tokenize_fn": row_id,
-        "shuffle": SHUFFLE,
-        "buffer_size": 16,
-        "num_workers": 0,
-        "timeout_s": 240,
-        **settings,
-    }
+    fixed = {"tokenize_fn": row_id, "shuffle": SHUFFLE, "buffer_size": 16, "num_workers": 0, "timeout_s": 240}
+    settings = fixed | {"batch_size": 12 // world_size} | settings
     for rank in range(world_size):
         policy = policies[rank] if policies else SOLVED
-        yield kind(
-            source,
-            batch_size=12 // world_size,
-            outcomes=Outcomes(policy=policy, exchange=meeting.of(rank)),
-            ranks=Ranks(rank=rank, world_size=world_size),
-            **settings,
-        )
+        outcomes = Outcomes(policy=policy, exchange=meeting.of(rank))
+        yield kind(source, outcomes=outcomes, ranks=Ranks(rank=rank, world_size=world_size), **settings)
 
 
 def train(loader, num_steps, state=None):
@@ -326,13 +315,9 @@ def on_ranks(world_size, source, num_steps, before=lambda rank, loader, batch: N
     scores, scans = Meeting(world_size), Meeting(world_size)
 
     def train_one(rank):
-        loader = make(
-            source,
-            batch_size=GLOBAL_BATCH // world_size,
-            ranks=Ranks(rank=rank, world_size=world_size, exchange=scans.of(rank)),
-            outcomes=Outcomes(policy=SOLVED, exchange=scores.of(rank)),
-            **{"shuffle": SHUFFLE, **settings},
-        )
+        ranks = Ranks(rank=rank, world_size=world_size, exchange=scans.of(rank))
+        outcomes, own = Outcomes(policy=SOLVED, exchange=scores.of(rank)), {"shuffle": SHUFFLE, **settings}
+        loader = make(source, batch_size=GLOBAL_BATCH // world_size, ranks=ranks, outcomes=outcomes, **own)
         try:
             return entries_of(loader, num_steps, partial(before, rank))
         except BaseException:

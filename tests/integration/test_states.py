@@ -188,13 +188,8 @@ ids_of.version = 1
 def loader_of(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f'{{"n": {number}}}\n' for number in range(400)))
-    settings = {
-        "batch_size": 2,
-        "num_workers": 0,
-        "epochs": 3,
-        "timeout_s": NEVER_S,
-        "cache": {"folder": str(tmp_path)},
-    }
+    settings = {"batch_size": 2, "num_workers": 0, "epochs": 3, "timeout_s": NEVER_S}
+    settings["cache"] = {"folder": str(tmp_path)}
     with ExitStack() as opened:
         yield lambda kind: opened.enter_context(DataLoader(str(path), tokenize_fn=ids_of, **settings | KINDS[kind]))
 

@@ -403,13 +403,9 @@ print(json.dumps(said))
 @pytest.mark.parametrize(("room", "num_workers"), each_value([5, 7, 10, 16, 24], [2, 0]))
 def test_75_a_system_without_free_file_descriptors_is_named_and_nothing_hangs(path, room, num_workers):
     """What Python itself writes to stderr of a loop that it could not make is no concern of ours."""
-    done = subprocess.run(
-        [sys.executable, "-c", STARVED, json.dumps([str(path), room, num_workers])],
-        capture_output=True,
-        text=True,
-        timeout=NEVER_S,
-        cwd=Path(PACKAGE).parent,
-    )
+    command = [sys.executable, "-c", STARVED, json.dumps([str(path), room, num_workers])]
+    settings = {"capture_output": True, "text": True, "timeout": NEVER_S, "cwd": Path(PACKAGE).parent}
+    done = subprocess.run(command, **settings)
 
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
