@@ -209,20 +209,14 @@ def verify(capsys):
     return compared
 
 
-OTHER_SEED = "their positions are of other orders: seed differ"
+OTHER_SEED, OTHER_ORDER = (f"their positions are of other orders: {what} differ" for what in ("seed", "order"))
 ORDER = {"order.enabled", "order.block_bytes", "order.window_blocks"}
 FEW = {"num_samples": 20, "tokenize_fn": row_id, "digest": "positions"}
+AHEAD = {"num_samples": 61, "tokenize_fn": in_batches}
 PAIRS = [
     pytest.param({}, {"buffer_size": 7}, "same", "token for token", set(), id="other knobs"),
     pytest.param({}, {"seed": 43}, "different", OTHER_SEED, {"seed"}, id="another seed"),
-    pytest.param(
-        {},
-        {"shuffle": False},
-        "different",
-        "their positions are of other orders: order differ",
-        ORDER,
-        id="another order",
-    ),
+    pytest.param({}, {"shuffle": False}, "different", OTHER_ORDER, ORDER, id="another order"),
     pytest.param({}, {"tokenize_fn": row_id}, "different", "they saw other tokens", {"tokenize_fn"}, id="a function"),
     pytest.param({}, {"digest": "positions"}, "same", "their tokens were not hashed alike", set(), id="one unhashed"),
     pytest.param(
@@ -231,12 +225,7 @@ PAIRS = [
     pytest.param({}, {"num_samples": 61}, "undecided", "all settings and fingerprints agree", set(), id="one is ahead"),
     pytest.param({}, {"num_samples": 61, "seed": 1}, "undecided", OTHER_SEED, {"seed"}, id="ahead, of another order"),
     pytest.param(
-        {},
-        {"num_samples": 61, "tokenize_fn": in_batches},
-        "undecided",
-        "let the first run deliver 11 samples more",
-        {"tokenize_fn"},
-        id="ahead, of other tokens",
+        {}, AHEAD, "undecided", "let the first run deliver 11 samples more", {"tokenize_fn"}, id="ahead, other tokens"
     ),
     pytest.param(FEW, FEW | {"seed": 1}, "undecided", OTHER_SEED, {"seed"}, id="the same positions of another order"),
     pytest.param({"shuffle": False}, {"shuffle": False, "seed": 1}, "same", "token for token", {"seed"}, id="any seed"),
