@@ -276,10 +276,6 @@ def check(sample):
     return number
 
 
-def opened(folder):
-    return sorted((folder / "log").read_text().splitlines())
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_picture_is_opened_once_an_epoch_and_none_to_plan(tmp_path, kind, workers):
@@ -288,7 +284,8 @@ def test_a_picture_is_opened_once_an_epoch_and_none_to_plan(tmp_path, kind, work
         assert sorted(check(sample) for batch in loader for sample in samples_of(batch)) == GOOD
         if kind != "planned":
             assert loader.statistics().dropped_total == {"num_tokens_0": 3}
-    assert opened(tmp_path) == sorted(f"runtime {number}.json" for number in GOOD if number % 5)
+    opened = (tmp_path / "log").read_text().splitlines()
+    assert sorted(opened) == sorted(f"runtime {number}.json" for number in GOOD if number % 5)
 
 
 @pytest.mark.parametrize("kind", ["online", "planned"])

@@ -41,10 +41,6 @@ def face(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return opened
 
 
-def flat(batches: Any) -> list[int]:
-    return [number for batch in batches for number in ids(batch)]
-
-
 def test_a_sample_says_what_it_is_and_where_it_comes_from(face, path):
     with face(path, n_samples_per_prompt=2) as loader:
         loader.get_next_batch(4)
@@ -93,7 +89,7 @@ def test_nothing_is_asked_before_the_first_batch_is_wanted(face, path):
     with face(path, batch_size=64) as loader:
         loop = iter(loader)
         loader.get_next_batch(150)
-        assert flat(loop) == order_of(path)[150:]
+        assert [number for batch in loop for number in ids(batch)] == order_of(path)[150:]
         assert next(loop, None) is None, "the end is the end"
 
 

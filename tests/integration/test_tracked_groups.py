@@ -326,12 +326,9 @@ def test_a_group_in_a_state_that_cannot_be_read_is_said_where_it_is_needed(path)
     with make(path) as loader:
         loader.add_samples(loader.get_samples(1))
         state = loader.state_dict()
-    for text, match in (("%", "AD602 .* buffer cannot be read"), (packed_text([{"tokens": {"__ndarray__": 5}}]), "")):
+    packed = base64.b64encode(msgspec.msgpack.encode([{"tokens": {"__ndarray__": 5}}])).decode()
+    for text, match in (("%", "AD602 .* buffer cannot be read"), (packed, "")):
         with make(path) as loader, pytest.raises(SnapshotError, match=match or "AD602 .* buffer cannot be read: Type"):
             loader.load_state_dict(state | {"buffer": [text]})
             assert not match, "it is refused at once"
             loader.get_samples(1)
-
-
-def packed_text(value):
-    return base64.b64encode(msgspec.msgpack.encode(value)).decode()

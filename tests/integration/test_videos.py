@@ -213,10 +213,6 @@ def test_what_a_plan_of_videos_depends_on_is_part_of_the_function(tmp_path, fold
         ChatTokenizeFn(folder, processor=str(copy)).settings_digest()
 
 
-def text_file(tmp_path):
-    return (tmp_path / "rows.jsonl", "cannot be read")
-
-
 def playlist(tmp_path):
     (tmp_path / "list.mp4").write_text(f"#EXTM3U\n#EXTINF:5,\n{film(tmp_path, 'a.mp4')}\n#EXT-X-ENDLIST\n")
     return (tmp_path / "list.mp4", "cannot be read")
@@ -245,7 +241,7 @@ def one_frame_too_many(tmp_path):
 
 BAD = {
     "no such file": lambda _: ("/no/such.mp4", "No such file"),
-    "text": text_file,
+    "text": lambda tmp_path: (tmp_path / "rows.jsonl", "cannot be read"),
     "a playlist": playlist,
     "cut mp4": broken("a.mp4", 0.6, 1),
     "cut avi": broken("a.avi", 0.5, 1),
