@@ -21,13 +21,11 @@ from asyncdata import (
     SourceLocation,
 )
 from asyncdata.errors import ConfigError, NoSamplesError, PrefetchTimeoutError
-from tests.support.loaders import gated, make
+from tests.support.loaders import gated, make, resumed
 from tests.support.loading import NUM_ROWS, ids, write_rows
 from tests.support.pages import run_command
 from tests.support.sources import KINDS, make_rows
 from tests.support.tokenize_fns import fails_on_13, id_and_text, row_id, waits_for_a_file
-
-# What comes next
 
 
 def test_what_comes_next_ends_before_a_bad_row_which_is_raised_where_it_is_delivered(tmp_path):
@@ -166,9 +164,7 @@ def test_the_rows_are_left_out_from_here_on_by_every_kind_of_source_and_the_stat
         assert ids(loader.get_next_batch(40)) == expected[:40]
         state = json.loads(json.dumps(loader.state_dict()))
         assert loader.statistics().dropped_total["excluded"] >= 2
-    with make(source, row_id, **knobs) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(len(expected) - 40)) == expected[40:]
+    assert resumed(source, state, len(expected) - 40, row_id, **knobs) == expected[40:]
 
 
 def test_rows_of_a_mixture_are_left_out_of_their_own_part(tmp_path):

@@ -1,7 +1,4 @@
-"""Trainers of transformers and TRL with a model, over a loader: killed and resumed, the losses are equal.
-
-Each is a process, or two ranks are: ``hf_trainer`` forks them.
-"""
+"""Trainers with a model (``hf_trainer`` forks their ranks), over a loader: killed and resumed, losses are equal."""
 
 import json
 import os
@@ -94,7 +91,6 @@ def test_a_killed_training_resumes_with_the_same_batches_and_losses(run, trainer
     expected = run("whole", **settings)
     run("killed", **settings, kill_at=6)
     resumed = run("killed", **settings, resume=True)
-
     for rank, (found, whole) in enumerate(zip(resumed, expected, strict=True)):
         num_before = len(whole["seen"]) // 2  # saved in the middle
         assert found["seen"] == whole["seen"][num_before:], f"rank {rank}"
@@ -127,12 +123,10 @@ def test_each_rank_has_the_prompts_that_trls_own_loader_gives_it(run):
 def test_evaluation_moves_neither_the_training_nor_itself(run, trainer, packed):
     settings = {"trainer": trainer, "packed": packed}
     evaluates = {**settings, "evaluates": True, "arguments": {"eval_strategy": "steps", "eval_steps": 2}}
-
     [alone] = run("alone", **settings)
     [evaluated] = run("evaluated", **evaluates)
     run("killed", **evaluates, kill_at=6)
     [resumed] = run("killed", **evaluates, resume=True)
-
     for same in ("losses", "weights", "seen"):
         assert evaluated[same] == alone[same]
     assert [step for step, _ in evaluated["evaluated"]] == [2, 4, 6, 8]
@@ -144,11 +138,9 @@ def test_epochs_of_a_known_length_are_trained_with_their_learning_rate(run):
     """40 rows in batches of 2, two batches a step: 10 steps an epoch."""
     known = {"trainer": "Trainer", "epochs": 2, "batches_per_epoch": ROWS // 2}
     every = {"arguments": {"save_strategy": "epoch", "eval_strategy": "epoch"}, "evaluates": True}
-
     [found] = run("whole", **known, **every)
     run("killed", **known, kill_at=14)
     [resumed] = run("killed", **known, resume=True)
-
     assert len(found["losses"]) == 20
     assert found["rates"][-1][0] == 2.0, "the epoch in the log"
     assert found["rates"][-1][1] == pytest.approx(found["rates"][0][1] / 20), "it falls to its end, not beyond"
@@ -176,7 +168,6 @@ def test_a_training_killed_in_a_save_resumes_from_the_checkpoint_before(run, tmp
     shutil.copytree(saved, torn, ignore=shutil.ignore_patterns("trainer_state.json"))
     [resumed] = run("killed", trainer="Trainer", resume=True)
     assert resumed["losses"] == whole["losses"]
-
     [again] = run("killed", trainer="Trainer", resume=True)
     assert (again["losses"], again["weights"], again["seen"]) == (whole["losses"], whole["weights"], []), "it was over"
 

@@ -106,9 +106,7 @@ def test_chats_are_trained_as_sft_trainer_does_it(tmp_path, small_tokenizer, tra
     settings = {"use_cpu": True, "report_to": [], "max_length": None, "assistant_only_loss": train_on == "assistant"}
     trainer = trl.SFTTrainer(args=trl.SFTConfig(output_dir=str(tmp_path), **settings), **given_to(tokenizer, rows))
     theirs = [[row["input_ids"], [IGNORED, *row["labels"][1:]]] for row in trainer.train_dataset]
-
     found = samples_of(tmp_path, rows, ChatTokenizeFn(small_tokenizer, train_on=train_on, **template))
-
     assert [[sample.tokens.tolist(), sample.labels.tolist()] for sample in found] == theirs
 
 
@@ -119,13 +117,9 @@ def begins_text(folder, tokenizer):
     values = json.loads(path.read_text())
     number = next(each["id"] for each in values["added_tokens"] if each["content"] == token)
     single = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    tokens = {token: {"id": token, "ids": [number], "tokens": [token]}}
-    values["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": tokens,
-    }
+    values["post_processor"] = {"type": "TemplateProcessing", "single": single}
+    values["post_processor"]["pair"] = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    values["post_processor"]["special_tokens"] = {token: {"id": token, "ids": [number], "tokens": [token]}}
     path.write_text(json.dumps(values))
     return folder
 
@@ -154,9 +148,7 @@ def test_dialects_are_trained_as_sft_trainer_does_it(tmp_path, small_tokenizer, 
     settings = {"use_cpu": True, "report_to": [], "max_length": None, **only}
     trainer = trl.SFTTrainer(args=trl.SFTConfig(output_dir=str(tmp_path), **settings), **given_to(tokenizer, rows))
     theirs = [[row["input_ids"], [IGNORED, *row["labels"][1:]]] for row in trainer.train_dataset]
-
     found = samples_of(tmp_path, rows, ChatTokenizeFn(name, train_on=train_on, chat_template=WITHOUT_BREAKS))
-
     assert [[sample.tokens.tolist(), sample.labels.tolist()] for sample in found] == theirs
 
 
