@@ -150,12 +150,14 @@ def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path, jsonl_file, case):
     for number, lengths in enumerate(case.given["lengths"]):
         jsonl_file([{"number": first + row, "tokens": tokens} for row, tokens in enumerate(lengths)], f"{number}.jsonl")
         first += len(lengths)
+
     for rank, expected in enumerate(case.delivered(tmp_path)):
         with loader_of(tmp_path, rank, case.given) as loader, loader_of(tmp_path, rank, case.given) as resumed:
             batches = (shown(batch_of(batch)) for _ in range(2) for batch in loader)
             before = list(islice(batches, len(expected) // 3))
             state = plain(loader.state_dict())
             assert plain(before + list(batches)) == expected
+
             resumed.load_state_dict(state)
             assert plain(before + [shown(batch_of(batch)) for _ in range(2) for batch in resumed]) == expected
 

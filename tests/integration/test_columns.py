@@ -116,6 +116,7 @@ def test_parts_of_a_mixture_have_their_own_columns_and_batches_are_padded(path):
     lacking = [sample for sample in samples if sample.source_name == "without"]
     assert lacking
     assert all(sample.columns == {} for sample in lacking)
+
     collate = PackedCollator(max_length=16)
     with DataLoader(
         mix, num_workers=1, batch_size=4, packing=SoftPacking(max_length=16), collate_fn=collate, timeout_s=240
@@ -241,6 +242,7 @@ def test_the_padding_of_a_sample_is_not_attended(questions, small_tokenizer, col
         samples = [sample for batch in loader for sample in batch]
     with make_fixed(questions, small_tokenizer, fn=fn, batch_size=8, collate_fn=collator) as loader:
         batches = list(loader)
+
     numbers = [MAX_LENGTH - sample.extra["num_padding"] for sample in samples]
     assert len(set(numbers)) > 5, "rows of many lengths"
     for name, expected in (("attention_mask", [1] * MAX_LENGTH), ("position_ids", list(range(MAX_LENGTH)))):
@@ -279,6 +281,7 @@ def test_lost_questions_are_counted_at_their_delivery_and_once_over_a_resume(que
         before = loader.get_next_batch(num_before) if num_before else []
         assert noted(loader) == lost(before)
         state = json.loads(json.dumps(loader.state_dict()))
+
     with make_fixed(questions, small_tokenizer, **RECIPE) as loader:
         loader.load_state_dict(state)
         assert noted(loader) == lost(before)
@@ -287,6 +290,7 @@ def test_lost_questions_are_counted_at_their_delivery_and_once_over_a_resume(que
             loader.get_next_batch(1)
         assert 0 < noted(loader) == lost(before + after) < 2 * NUM_ASKED
         flat, dropped = loader.statistics().to_dict(), loader.statistics().dropped_total
+
     counted, cut = (flat[f"asyncdata_noted_{name}_total"] for name in ("question_lost", "truncated"))
     assert counted == lost(before + after) <= cut
     assert dropped == {}, "they are samples"
@@ -298,6 +302,7 @@ def test_what_is_not_acknowledged_is_counted_again_a_state_without_notes_counts_
         loader.ack(done)
         loader.get_next_batch(9)
         state = loader.state_dict()
+
     for counted in (lost(done), 0):
         with make_fixed(questions, small_tokenizer, commit="on_ack", **RECIPE) as loader:
             loader.load_state_dict(state)

@@ -178,6 +178,7 @@ def test_a_row_that_has_brought_down_its_workers_is_left_out_in_every_later_epoc
 def test_a_bad_row_is_named_by_its_place_at_its_turn_or_skipped_and_counted(written, num_workers, tmp_path):
     place = written.kind.place(written.source, 13, NUM_ROWS)
     knobs = {"shuffle": False, "num_workers": num_workers}
+
     with make_any(written.source, fails_on_13, **knobs) as loader:
         assert ids(loader.get_next_batch(13)) == list(range(13))
         with pytest.raises(BadRowError, match="^AD421 ") as caught:
@@ -259,7 +260,9 @@ def test_a_restart_reads_its_window_and_not_what_comes_before():
         loader.get_next_batch(300)
         state = loader.state_dict()
     again = ListStream(LINES, at_once=5)
+
     assert resumed(Watched(again), state, 1, buffer_size=1) == expected_ids(1)[300:301]
+
     *others, (epoch, at) = again.reads
     assert others in ([], [(0, None)])  # reading from the start may have begun before the state was loaded
     first = windows_before(state["position"][1] + 1)[-1][0]
@@ -289,6 +292,7 @@ def test_requests_that_are_not_acknowledged_are_served_again_from_their_own_wind
         loader.ack([sample for batch in batches[:2] for sample in batch])
         state = loader.state_dict()
     again = ListStream(LINES, at_once=5)
+
     assert resumed(Watched(again), state, 240, commit="on_ack") == expected_ids(1)[120:360]
     reads = [at for epoch, at in again.reads if epoch == 0]  # the next epoch may be read ahead
     assert reads.count(None) <= 1  # reading from the start may have begun before the state was loaded
@@ -305,6 +309,7 @@ def test_an_error_that_passes_costs_no_row(tmp_path):
             while True:
                 found += ids(loader.get_next_batch(1))
         state = loader.state_dict()
+
     with make(Watched(ListStream(LINES))) as loader:
         loader.load_state_dict(state)
         found += ids(loader.get_next_batch(NUM_LINES - len(found)))
@@ -480,6 +485,7 @@ def test_rows_before_a_state_are_read_no_further_once_they_are_not_needed(end):
         loader.get_next_batch(350)
         state = loader.state_dict()
     stream = Endless(LINES, at_once=1, has_states=False)
+
     with make(Watched(stream), buffer_size=1) as loader:
         loader.load_state_dict(state)
         until(lambda: stream.num_idle > 0)

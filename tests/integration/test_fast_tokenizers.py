@@ -137,6 +137,7 @@ def test_a_loader_proves_beside_the_run_at_low_priority_until_it_ends(
 ):
     monkeypatch.delenv(SWITCH)
     path = jsonl_file([{"input": "one"}] * 10)
+
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0) as loader:
         loader.get_next_batch(2)
         child = child_of(psutil.Process())
@@ -144,6 +145,7 @@ def test_a_loader_proves_beside_the_run_at_low_priority_until_it_ends(
         # In a session of its own, the scheduler's autogroups would give it as much CPU time as the trainer.
         assert os.getsid(child.pid) == os.getsid(0)
         assert os.getpgid(child.pid) == child.pid  # Ctrl-C is for the trainer
+
     assert not child.is_running()
 
 
@@ -177,6 +179,7 @@ def test_a_proof_ends_with_the_process_that_wanted_it_also_if_killed(backend, sm
         for process in filter(None, (heir, child)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
     assert not left
 
 
@@ -331,6 +334,7 @@ def test_workers_forked_after_the_switch_share_memory_of_one_fork_server(backend
             loader.get_next_batch(8)
         servers = {psutil.Process(pid).ppid() for pid in pids}
         children = {child.pid for child in psutil.Process().children()} - before
+
     assert len(servers) == 1
     for pid in filter(psutil.pid_exists, children - servers):
         assert not any("forkserver" in part for part in psutil.Process(pid).cmdline())
@@ -375,6 +379,7 @@ def test_a_process_whose_proof_fails_is_said_once_the_run_goes_on(backend, small
         (prover,) = loader._engine._provers  # noqa: SLF001 - its thread ends then
         loader.get_next_batch(2)
         until(lambda: prover._thread is not None and not prover._thread.is_alive(), math.inf)  # noqa: SLF001
+
     (event,) = [event for event in events if event["event"] == "tokenizer.not_proven"]
     assert event["reason"] == "the process that proves has ended with status 3"
     assert spawn.call_count == 1
@@ -413,6 +418,7 @@ def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(s
         assert events == []
         for _ in range(3):
             Prover(function)
+
     (event,) = events
     assert (event["event"], event["log_level"]) == ("tokenizer.no_fast_backend", "info")
     assert 'pip install ".[fast]" in a clone' in event["remedy"]

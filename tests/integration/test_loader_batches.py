@@ -45,6 +45,7 @@ def test_a_sample_says_what_it_is_and_where_it_comes_from(face, path):
     with face(path, n_samples_per_prompt=2) as loader:
         loader.get_next_batch(4)
         first, second = loader.get_next_batch(2)
+
     row = int(first.tokens[0])
     line, offset = line_of(path, row)
     assert (first.index, second.index) == (4, 5)
@@ -152,6 +153,7 @@ def test_after_closing_every_use_says_so_and_the_state_is_that_of_the_last_deliv
             with pytest.raises(LoaderClosedError, match=r"^AD502 the loader was closed by a?close\(\)"):
                 next(getattr(loader, name)(*arguments))
         assert loader.statistics().samples_total == 33
+
     with face(path, batch_size=2) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(3)) == order_of(path)[33:36]
@@ -234,6 +236,7 @@ def test_statistics_may_be_asked_for_whenever_and_count_what_was_delivered(tmp_p
             gate.touch()
             batch.result()
     now = loader.statistics()
+
     assert (now.samples_total, now.groups_total, now.tokens_total) == (20, 10, 10)
     assert (now.epoch, now.window, now.waits_total) == (0, 0, 1)
 
@@ -285,6 +288,7 @@ def test_a_loader_may_be_collected_by_its_own_thread_whatever_that_is_doing(path
         thread.join(NEVER_S / 2)
     finally:
         gc.enable()
+
     assert not thread.is_alive()
 
 

@@ -113,6 +113,7 @@ def test_before_the_first_samples_are_there_only_their_parts_are_read(tmp_path, 
         of_first = set(read)  # until 32 samples are merged, those of the next 32
         first += entries(loader.get_next_batch(56))
         loader.get_next_batch(1000)
+
     assert {row for _, row in first[:8]} <= of_first <= {row for _, row in first}
     assert len(read) == 300
 
@@ -160,6 +161,7 @@ def test_dropped_and_bad_rows_do_not_bend_the_mixture(data):
     with make(Mix(parts, quota=4), tokenize_fn=None) as loader:
         found = entries(loader.get_next_batch(400))
         statistics = loader.statistics().by_source
+
     for first in range(0, 400, 4):
         assert Counter(part for part, _ in found[first : first + 4]) == {"code": 1, "math": 1, "chat": 2}
     assert not [row for row in own(found, "code") if row % 3 == 0]
@@ -286,6 +288,7 @@ def test_weights_that_changed_are_named_by_their_shares(data, is_stage):
         loader.load_state_dict(state)
     with make(mix({"docs": 2, "math": 2, "chat": 6})) as loader, pytest.raises(SnapshotMismatchError) as refused:
         loader.load_state_dict(state)
+
     at = " from 100 on" if is_stage else ""
     weights = {"chat": (0.4, 0.6), "docs": (0.1, 0.2), "math": (0.5, 0.2)}
     assert refused.value.differences == {f"mixture.{name}.weight{at}": each for name, each in weights.items()}
@@ -342,6 +345,7 @@ def test_until_the_first_batch_each_part_reads_one_window_and_then_its_canaries(
     with make(mix_of(data), shuffle=Shuffle(block_bytes=1024, window_blocks=1), buffer_size=16) as loader:
         until(lambda: loader.statistics().ready_samples >= 8)
         assert scans == {0: 1, 1: 1, 2: 1}
+
         loader.get_next_batch(68)
         until(lambda: loader.state_dict()["canaries"])
         assert {digest.partition("\n")[0] for digest in loader.state_dict()["canaries"]} == set(WEIGHTS)

@@ -378,7 +378,9 @@ def test_what_is_no_file_is_an_error_at_once_or_done_without(tmp_path, name, kin
     for path in paths:
         path.unlink(missing_ok=True)
         kind(path)
+
     found = ended(case.call, rows)
+
     if case.error is not None:
         assert isinstance(found, case.error), found
         assert case.code in str(found)

@@ -527,6 +527,7 @@ def test_only_the_reader_opens_a_store_and_it_is_never_forked(host):
         children = [child.pid for child in psutil.Process().children(recursive=True)]
         found = {pid: b"obstore" in Path(f"/proc/{pid}/maps").read_bytes() for pid in children}
         parents = {psutil.Process(pid).ppid() for pid in pids}
+
     *tokenizing, reader = pids
     assert len(tokenizing) == 2
     assert found.pop(reader)
@@ -544,6 +545,7 @@ def test_snapshots_in_a_store_resume_exactly_and_the_last_three_are_kept(tmp_pat
         for _ in range(5):
             loader.get_next_batch(10)
             loader.save(address, storage_options=options)
+
     for suffix, number in (("", 50), (".1", 40), (".2", 30)):
         with make(source) as loader:
             loader.restore(address + suffix, storage_options=options)

@@ -147,6 +147,7 @@ def test_a_trainer_that_waits_for_workers_gets_more_of_them(path):
         while loader.statistics().num_workers < 4 and time.monotonic() < deadline:
             found += ids(loader.get_next_batch(10))
         now = loader.statistics()
+
     assert now.num_workers == 4
     assert found == order_of(path, 1 + len(found) // NUM_ROWS)[: len(found)]
     changes = [log for log in logs if log["event"] == "autotune.changed"]

@@ -170,6 +170,7 @@ def test_a_state_whose_memory_is_in_a_file_as_development_builds_wrote_it_is_ref
         state = run(loader, 14)[1][-1]
     of_before = {"num_bytes": 1234, "digest": "83cf899528834755a002f918e415b418", "decided": [1]}
     state["outcomes"] = {**state["outcomes"], "memory": None, **of_before}
+
     with remembering(rows) as loader:
         with pytest.raises(SnapshotMismatchError, match=r"AD606 .*in a file.*path=.*allow_changed={\"outcomes\"}"):
             loader.load_state_dict(state)
@@ -438,6 +439,7 @@ def test_a_policy_of_ones_own_says_which_reward_it_reads_and_a_later_policy_keep
         loader.load_state_dict(state)
         begun += ids(group[0] for group in loader.get_samples(NUM_TOLD // 2 - 2))
         following = ids(group[0] for group in loader.get_samples(NUM_TOLD // 2))
+
     first_half = sorted({ids(group)[0] for group in groups[: NUM_TOLD // 2]})
     assert sorted(begun) == sorted(set(range(NUM_TOLD)) - set(first_half))
     assert sorted(following) == first_half

@@ -364,6 +364,7 @@ def test_a_state_holds_no_tokens_and_survives_json_and_a_file(path, tmp_path):
         state = json.dumps(loader.state_dict())
         loader.save(tmp_path / "run.snapshot")
         rest = list(loader)
+
     assert len(json.dumps(json.loads(state)["packing"])) < 4000
     for load in (
         lambda one: one.load_state_dict(json.loads(state)),

@@ -142,6 +142,7 @@ def test_a_second_run_counts_no_row_again_and_looks_at_no_dropped_one(jsonl_file
         log.write_text("")
         found.append(epoch_of(path, **settings))
         calls.append(Counter(map(int, log.read_text().split())))
+
     kept = {row["id"] for row in rows_of() if row["n"]}
     assert set(calls[0]) == set(range(NUM_ROWS))
     assert all(calls[0][row] >= 2 for row in kept), "counted, and tokenized for its pack"

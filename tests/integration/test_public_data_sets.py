@@ -271,8 +271,10 @@ def test_each_kind_of_source_says_its_first_row(tmp_path, fn, name):
     for package in kind.needs:
         pytest.importorskip(package)
     source = kind.write(tmp_path, [ROWS["sharegpt"]] * 30)
+
     with capture_logs() as events, in_order(source, fn) as loader:
         assert len(loader.get_next_batch(30)) == 30
+
     (event,), place = told(events), kind.place(source, 0, 30)
     assert event["path"].startswith(place.path)
     assert event.get("line") == place.line
@@ -336,8 +338,10 @@ def test_a_row_of_two_dialects_is_bad(tmp_path, fn):
     half = ROWS["messages"] | {"question": "q", "prompt": "p"}
     path = written(tmp_path / "rows.jsonl", ROWS["messages"], half, both, ROWS["messages"])
     bad_rows = BadRows(policy="quarantine", path=str(tmp_path / "bad.jsonl"))
+
     with in_order(path, fn, bad_rows=bad_rows) as loader:
         assert [sample.index for sample in loader.get_next_batch(3)] == [0, 1, 2]
+
     record = json.loads((tmp_path / "bad.jsonl").read_text())
     assert (record["code"], record["line"]) == ("AD115", 3)
     assert "'messages' and 'sharegpt' can both be read" in record["reason"]

@@ -121,6 +121,7 @@ def test_planned_packs_and_the_words_of_a_bad_row_are_the_same(tmp_path):
             while True:
                 found += ids(loader.get_next_batch(1))
         seen.append((packs, found, str(caught.value), caught.value.byte_offset, caught.value.excerpt))
+
     assert seen[0] == seen[1]
 
 
@@ -207,6 +208,7 @@ def test_actors_that_find_no_room_are_reported_in_seconds_with_what_they_lack(tm
         until(lambda: "ray.worker_waits" in [event["event"] for event in events])
         with pytest.raises(PrefetchTimeoutError) as caught:
             loader.get_next_batch(1, timeout_s=0.01)
+
         states = [worker.state for worker in loader.statistics().workers]
     assert states == ["starting"] * executor.num_workers
     reason = f"the Ray cluster has no room: {told} on one node"

@@ -198,12 +198,14 @@ def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
         expected = ids(data.get_next_batch(50))
     (file,) = (tmp_path / "kept" / "index").glob("*.index")
     before = file.stat().st_mtime_ns
+
     with loader(path, RowShuffle(only_kept=True), drops_odd, folder=tmp_path / "kept") as data:
         assert ids(data.get_next_batch(50)) == expected
     with loader(path, RowShuffle(only_kept=True), drops_odd, folder="") as data:
         assert ids(data.get_next_batch(50)) == expected
     with capture_logs() as logs, loader(path, RowShuffle(only_kept=True), folder=tmp_path / "kept") as data:
         data.num_rows()
+
     (event,) = [log for log in logs if log["event"] == "index.not_stored"]
     assert "the tokenize function has no attribute version" in event["reason"]
     assert file.stat().st_mtime_ns == before
@@ -241,11 +243,13 @@ def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_al
     change(monkeypatch, bytes_of_an_index_block=4096)
     gate = tmp_path / "gate"
     path = write_rows(tmp_path / "rows.jsonl", 200, {150: {"gate": str(gate)}})
+
     with loader(path, RowShuffle(method="none", only_kept=True), waits_for_a_file, timeout_s=240) as data:
         found = ids(data.get_next_batch(10))
         state = data.state_dict()
         gate.touch()
         found += ids(data.get_next_batch(400))
+
     assert found == [row % 200 for row in range(410)]
     with loader(path, RowShuffle(method="none", only_kept=True), waits_for_a_file, folder="") as data:
         data.load_state_dict(state)
@@ -305,11 +309,13 @@ def test_an_index_that_cannot_be_kept_costs_only_the_next_run_time(path, tmp_pat
     def fails(fd: int, *rest: Any) -> Any:
         if os.readlink(f"/proc/self/fd/{fd}").endswith(suffix):
             raise OSError(errno.ENOSPC, "No space left on device")
+
         return really(fd, *rest)
 
     monkeypatch.setattr(os, call, fails)
     with capture_logs() as logs, loader(path, folder=tmp_path / "full") as data:
         found = ids(data.get_next_batch(NUM_ROWS))
+
     assert found == expected
     (event,) = [log for log in logs if log["event"] == "index.not_written"]
     assert event["path"].startswith(str(tmp_path / "full"))
@@ -380,6 +386,7 @@ def test_a_damaged_file_of_rows_is_made_again_and_those_who_read_it_keep_theirs(
     with loader(path, folder=tmp_path, num_workers=0) as data:
         expected = ids(data.get_next_batch(NUM_ROWS))
     whole, kept = rows_file(tmp_path), rows_file(tmp_path).read_bytes()
+
     with loader(path, folder=tmp_path) as reader:
         begun = ids(reader.get_next_batch(9))
         damaged = bytearray(kept)
@@ -391,6 +398,7 @@ def test_a_damaged_file_of_rows_is_made_again_and_those_who_read_it_keep_theirs(
         with loader(path, folder=tmp_path) as data:
             assert ids(data.get_next_batch(NUM_ROWS)) == expected
         assert begun + ids(reader.get_next_batch(NUM_ROWS - 9)) == expected
+
     assert rows_file(tmp_path).read_bytes() == kept
 
 

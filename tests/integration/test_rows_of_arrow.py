@@ -265,9 +265,11 @@ def test_a_block_of_any_size_is_decoded_and_answered_in_pieces(tmp_path, kind):
     datasets.Dataset.from_dict(rows).save_to_disk(f"{path}.folder")
     (tmp_path / "rows.parquet.txt").write_text(text)
     assert path.stat().st_size < TEXT_BYTES
+
     command = [sys.executable, "-c", RUN, kind, str(path), str(NUM_ROWS)]
     place = {"PATH": "", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=place)
+
     num_samples, grown = map(int, done.stdout.split())
     assert num_samples == 32
     assert grown >> 20 < LIMITS_MB[kind]

@@ -119,6 +119,7 @@ def test_what_a_rank_cannot_report_is_an_error_of_all_and_nothing_is_counted(row
 
     with ThreadPoolExecutor(2) as threads:
         told = list(threads.map(broken, [first, second], [1.0, score]))
+
     assert "AD486 rank 1 cannot report its scores" in told[0][0]
     assert why in told[0][0]
     assert told[1][0].startswith(why)

@@ -68,8 +68,10 @@ def test_parts_of_a_mixture_are_divided(tmp_path):
     calls, calls_alone = Calls(), Calls()
     with Ranks(mix, 2, batch_size=3, tokenize_fn=calls_alone) as alone:
         expected = list(alone.steps(120))
+
     with Ranks(mix, 2, batch_size=3, exchanges=meeting_of(2), tokenize_fn=calls) as ranks:
         found = list(ranks.steps(120))
+
     assert [step.batches for step in found] == [step.batches for step in expected]
     of_blocks, alone_of_blocks = (sum(n for row, n in each.of_row.items() if row > 40) for each in (calls, calls_alone))
     assert of_blocks < 0.8 * alone_of_blocks, "and those of the stream, which has fewer rows, are not divided"
@@ -152,6 +154,7 @@ def test_ranks_go_on_alone_after_the_exchange_has_failed(path, call):
 
     with capture_logs() as logs:
         found = at_the_same_time(*(partial(batches_of, rank, path, 150, failing(rank)) for rank in range(2)))
+
     assert found == expected
     assert all(reason.startswith("AD486 the other ranks cannot be reached") for reason in reasons(logs))
     assert all(reason.endswith(": this rank makes all of them itself until the next start") for reason in reasons(logs))

@@ -89,6 +89,7 @@ def test_what_is_given_back_is_served_again_as_slime_serves_it(tmp_path, case, i
         source = stack.enter_context(source_of(path, **args))
         more = (resumed,) if is_killed else ()
         found = worked(source, case.given["operations"], *more)
+
     assert plain(found) == case.delivered(tmp_path)
 
 

@@ -251,6 +251,7 @@ def test_a_sound_that_is_longer_than_the_processor_uses_may_be_cut_and_is_counte
     with loader_of(tmp_path, folders[family], *rows, long_sounds="cut") as loader:
         sample, _ = loader.get_next_batch(2)
         assert loader.statistics().noted_total == {"sound_cut": 1}
+
     text = processor.tokenizer.apply_chat_template(rows[0]["messages"], tokenize=False)
     wave = load_audio(path, RATE, backend="soundfile")
     wanted = processor(text=[text], audio=[wave], return_tensors="np", sampling_rate=RATE)

@@ -101,6 +101,7 @@ def test_other_tokens_of_the_same_function_are_found_by_canaries(path, tmp_path)
     function = worker_fns.Shifted(str(tmp_path / "shift"))
     state = state_with_canaries(path, function)
     assert resumed(path, state, 5, function) == order_of(path)[20:25]
+
     (tmp_path / "shift").write_text("1000")
     with make(path, function) as loader:
         loader.load_state_dict(state)
@@ -137,6 +138,7 @@ def test_a_place_that_does_not_exist_is_refused_and_nothing_is_passed_over(path,
         next(iter(loader))
         state = loader.state_dict()
     state["position"] = list(place)
+
     with make(path, **knobs) as loader:
         loader.load_state_dict(state)
         with pytest.raises(SnapshotError, match=r"AD602 .*position"):
@@ -331,6 +333,7 @@ def test_rows_go_to_workers_between_the_scans_of_the_next_window(numbered, monke
     windows = Shuffle(enabled=False, block_bytes=64, window_blocks=512)  # of 8 scans each
     with make_ahead(numbered(9000), shuffle=windows, buffer_size=64) as loader:
         assert ids(loader.get_next_batch(9000)) == [*range(9000)]
+
     scans_between_rows = [len(scans) for scans in kinds.split("T")][1:200]  # while there is room for the rows behind
     assert sum(scans_between_rows) >= 16
     assert max(scans_between_rows) <= 2, "one, and the canaries'"
@@ -476,6 +479,7 @@ def test_rows_that_bring_down_their_workers_cannot_be_compared_and_none_at_all_n
         for _ in range(2):
             with pytest.raises(WorkerError, match="^AD423 .*its worker died"):
                 loader.get_next_batch(1)
+
     path = tmp_path / "blank.jsonl"
     path.write_bytes(b"\n \n")
     with make_ahead(path) as loader:

@@ -96,6 +96,7 @@ def test_a_run_is_recorded_as_it_was_delivered(path, folder, num_workers):
     with make(path, num_workers=num_workers, telemetry=Telemetry(folder=str(folder), samples=8)) as loader:
         samples = [sample for _ in range(30) for sample in loader.get_next_batch(5)]
         statistics = loader.statistics()
+
     run = read(folder)
     (start,) = run.starts
     totals = run.totals
@@ -114,6 +115,7 @@ def test_a_sample_is_recorded_with_its_tokens_its_place_and_its_line(jsonl_file,
     function = PromptTokenizeFn(tokenizer=tokenizer_folder(), label_key="label")
     with make(jsonl_file(rows), function, epochs=1, batch_size=5, telemetry=folder) as loader:
         samples = {place_of(sample): sample for batch in loader for sample in batch}
+
     recorded = read(folder).samples()
     assert len(recorded) == 20
     assert read(folder).header.tokenizers == {"": TokenizerName(tokenizer_folder())}
@@ -158,6 +160,7 @@ def test_packs_are_recorded_with_their_fill_and_documents_as_they_were_delivered
     telemetry = Telemetry(folder=str(folder), interval_s=0.001)
     with make(path, packing=SoftPacking(max_length=128), batch_size=2, epochs=1, telemetry=telemetry, **more) as loader:
         packs = [pack for batch in loader for pack in batch]
+
     run = read(folder)
     assert (run.header.pack_length, run.header.packing["kind"]) == (128, "SoftPacking")
     last = run.starts[0].intervals[-1]
@@ -174,8 +177,10 @@ def test_packs_are_recorded_with_their_fill_and_documents_as_they_were_delivered
 def test_the_parts_of_a_mixture_are_recorded_with_their_targets(tmp_path, folder):
     weights = {"a": 3, "b": 1}
     parts = {name: Part(path, weight=weights[name]) for name, path in parts_of(tmp_path, "a", "b").items()}
+
     with make(Mix(parts, quota=4), telemetry=Telemetry(folder=str(folder), samples=8)) as loader:
         samples = loader.get_next_batch(40)
+
     run = read(folder)
     found = {name: (part.samples, part.target) for name, part in run.totals.by_source.items()}
     assert found == {"a": (30, 0.75), "b": (10, 0.25)}
@@ -227,6 +232,7 @@ def test_two_loaders_of_a_process_record_their_own_events_only(path, tmp_path, f
             train.get_next_batch(1_000_000, timeout_s=0)
         evaluation.load_state_dict(evaluation.state_dict())
         get_logger("test").warning("of.no_loader")
+
     lost = {"worker.lost"} if function is kills_on_13 else set()
     assert set(events_of(tmp_path / "train")) == {"row.bad", "loader.timeout", "of.no_loader"} | lost
     assert events_of(tmp_path / "eval") == ["snapshot.restored", "of.no_loader"]
@@ -279,6 +285,7 @@ def test_of_a_run_that_drops_most_of_its_rows_few_are_recorded(is_alike):
     if not is_alike:
         assert 0 < len(found) <= 20 * num_windows, "a reason for each row is not kept for each"
         return
+
     smallest_keys = sorted(row.key for row in found)[:MAX_OF_REASON]
     most = 2 * MAX_OF_REASON * (1 + np.log(num_windows * num_rows / MAX_OF_REASON))
     assert MAX_OF_REASON <= len(found) <= most
@@ -353,11 +360,13 @@ def test_a_full_disk_is_a_warning_and_a_number_and_leaves_whole_lines(path, fold
     def full(fd, data, write):
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
+
         written: int = write(fd, data[: room[0]])
         room[0] -= written
         return written
 
     writes(full)
+
     assert deliver(path, folder)["disk"] > 0
     assert num_warnings(caplog) == 1
     (start,) = read(folder).starts

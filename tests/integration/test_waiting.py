@@ -409,6 +409,7 @@ async def test_a_cancelled_wait_lets_the_next_one_pass(gated_loader):
         tasks[2].cancel()
         await until_async(lambda: num_waiting(loader) == 2)
         open_gate()
+
         assert [ids(await tasks[number]) for number in (1, 3)] == [[0, 1], [2, 3]]
         assert [tasks[number].cancelled() for number in (0, 2)] == [True, True]
 
@@ -487,4 +488,5 @@ async def test_a_second_aclose_waits_for_the_first(path, monkeypatch):
     await until_async(lambda: second.done() or num_closing() == 2)
     may.set()
     await asyncio.gather(first, second)
+
     assert was_alive == [False, False]

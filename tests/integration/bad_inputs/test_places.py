@@ -328,8 +328,10 @@ def test_50_a_chat_that_the_template_refuses_is_bad_and_the_templates_line_is_na
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     fn = prompts(apply_chat_template=True, chat_template=template)
+
     raised = deliver(str(path), fn, num_workers=num_workers)
     skipped = deliver(str(path), fn, num_workers=num_workers, bad_rows="skip")
+
     offset = len(json.dumps(rows[0])) + 1
     assert str(raised.error).startswith(f"AD412 {path}:2 (byte {offset}): chat template line 3: roles must alternate")
     assert skipped.labels == ["user", "system"]
@@ -507,7 +509,9 @@ def test_58_a_module_that_only_the_workers_lack_is_named(path, tmp_path, monkeyp
         "    return [row['id']]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+
     found = deliver(str(path), "only_here:fn", num_workers=2)
     sys.modules.pop("only_here", None)
+
     assert_is_ours(found.error, "AD426")
     assert "No module named x" in str(found.error)

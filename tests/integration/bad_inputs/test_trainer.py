@@ -318,6 +318,7 @@ def test_71_a_snapshot_that_is_none_is_refused_and_an_older_one_that_is_valid_is
             loader.get_next_batch(5)
             loader.save(snapshot)
     snapshot.write_bytes(spoil(snapshot.read_bytes()))
+
     with make(path) as loader:
         with pytest.raises(SnapshotError) as caught:
             loader.restore(snapshot)
@@ -405,6 +406,7 @@ def test_75_a_system_without_free_file_descriptors_is_named_and_nothing_hangs(pa
     command = [sys.executable, "-c", STARVED, json.dumps([str(path), room, num_workers])]
     settings = {"capture_output": True, "text": True, "timeout": NEVER_S, "cwd": Path(PACKAGE).parent}
     done = subprocess.run(command, **settings)
+
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     if said != [0, 1, 2]:

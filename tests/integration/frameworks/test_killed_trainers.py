@@ -91,6 +91,7 @@ def test_a_killed_training_resumes_with_the_same_batches_and_losses(run, trainer
     expected = run("whole", **settings)
     run("killed", **settings, kill_at=6)
     resumed = run("killed", **settings, resume=True)
+
     for rank, (found, whole) in enumerate(zip(resumed, expected, strict=True)):
         num_before = len(whole["seen"]) // 2  # saved in the middle
         assert found["seen"] == whole["seen"][num_before:], f"rank {rank}"
@@ -138,9 +139,11 @@ def test_epochs_of_a_known_length_are_trained_with_their_learning_rate(run):
     """40 rows in batches of 2, two batches a step: 10 steps an epoch."""
     known = {"trainer": "Trainer", "epochs": 2, "batches_per_epoch": ROWS // 2}
     every = {"arguments": {"save_strategy": "epoch", "eval_strategy": "epoch"}, "evaluates": True}
+
     [found] = run("whole", **known, **every)
     run("killed", **known, kill_at=14)
     [resumed] = run("killed", **known, resume=True)
+
     assert len(found["losses"]) == 20
     assert found["rates"][-1][0] == 2.0, "the epoch in the log"
     assert found["rates"][-1][1] == pytest.approx(found["rates"][0][1] / 20), "it falls to its end, not beyond"

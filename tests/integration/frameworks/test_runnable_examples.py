@@ -62,8 +62,10 @@ def run(folder, *words, places):
 def test_verl_knows_every_argument_of_its_example_and_reads_its_rows(example):
     needs("verl")
     verl = example("train_verl")
+
     settings = settings_of(verl.ARGUMENTS, defaults("_generated_ppo_trainer.yaml"))
     verl.write_rows()
+
     check(settings.data)
     lines = Path(settings.data.train_files).read_text().splitlines()
     assert len(lines) == 2000

@@ -210,6 +210,7 @@ def test_max_steps_goes_before_epochs_which_are_counted_all_the_same(loader):
         state = SimpleNamespace(global_step=step, max_steps=10, epoch=None)
         trainer.callback_handler.callbacks[-1].on_step_end(trainer.args, state, control)
         seen.append((state.epoch, control.should_log))
+
     assert trainer.trained == [(None, 10)]
     assert seen == [(step / 4, step in (4, 8)) for step in range(1, 9)]
     assert not (control.should_evaluate or control.should_save)

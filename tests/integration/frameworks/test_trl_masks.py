@@ -106,7 +106,9 @@ def test_chats_are_trained_as_sft_trainer_does_it(tmp_path, small_tokenizer, tra
     settings = {"use_cpu": True, "report_to": [], "max_length": None, "assistant_only_loss": train_on == "assistant"}
     trainer = trl.SFTTrainer(args=trl.SFTConfig(output_dir=str(tmp_path), **settings), **given_to(tokenizer, rows))
     theirs = [[row["input_ids"], [IGNORED, *row["labels"][1:]]] for row in trainer.train_dataset]
+
     found = samples_of(tmp_path, rows, ChatTokenizeFn(small_tokenizer, train_on=train_on, **template))
+
     assert [[sample.tokens.tolist(), sample.labels.tolist()] for sample in found] == theirs
 
 
@@ -148,7 +150,9 @@ def test_dialects_are_trained_as_sft_trainer_does_it(tmp_path, small_tokenizer, 
     settings = {"use_cpu": True, "report_to": [], "max_length": None, **only}
     trainer = trl.SFTTrainer(args=trl.SFTConfig(output_dir=str(tmp_path), **settings), **given_to(tokenizer, rows))
     theirs = [[row["input_ids"], [IGNORED, *row["labels"][1:]]] for row in trainer.train_dataset]
+
     found = samples_of(tmp_path, rows, ChatTokenizeFn(name, train_on=train_on, chat_template=WITHOUT_BREAKS))
+
     assert [[sample.tokens.tolist(), sample.labels.tolist()] for sample in found] == theirs
 
 

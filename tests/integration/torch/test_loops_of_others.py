@@ -135,6 +135,7 @@ def test_a_run_under_accelerate_resumes(rows, whole, tmp_path):
             accelerator.load_state(str(tmp_path / "checkpoint"))
             rest = list(islice(chain_epochs(loader), len(whole) - number))
         accelerator._custom_objects.clear()  # noqa: SLF001 - there is no other way to take one back
+
         assert tokens_of(before + rest) == whole
 
 
