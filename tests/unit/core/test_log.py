@@ -10,14 +10,7 @@ import structlog
 
 import asyncdata
 from asyncdata.errors import ConfigError
-from tests.support.parts import (
-    get_logger,
-    observe_events,
-    owning_events,
-    resolve_path,
-    stop_observing,
-    user_traceback,
-)
+from tests.support.parts import get_logger, observe_events, owning_events, resolve_path, stop_observing, user_traceback
 
 
 def test_a_logger_made_before_structlog_is_configured_obeys():

@@ -13,15 +13,7 @@ from asyncdata.report.figures import lines, origins
 from asyncdata.report.page import Run, visible
 from asyncdata.telemetry.reader import read
 from tests.support.examples import in_ci
-from tests.support.parts import (
-    MAX_SAMPLE_CHARS,
-    Samples,
-    Series,
-    ShownSample,
-    ShownText,
-    script_json,
-    steps_of,
-)
+from tests.support.parts import MAX_SAMPLE_CHARS, Samples, Series, ShownSample, ShownText, script_json, steps_of
 from tests.support.telemetry_files import interval, start, write
 
 

@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncdata import HuggingFaceSource, ParquetSource
-from tests.support.parts import (
-    Block,
-    FileBlocks,
-    FileRef,
-    Job,
-    resolve_path,
-)
+from tests.support.parts import Block, FileBlocks, FileRef, Job, resolve_path
 
 if TYPE_CHECKING:
     from pathlib import Path

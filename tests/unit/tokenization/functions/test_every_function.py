@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdata import (
-    ChatTokenizeFn,
-    FixedLengthTokenizeFn,
-    PreferenceTokenizeFn,
-    PromptTokenizeFn,
-    TextTokenizeFn,
-)
+from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.chats import GENERATION
