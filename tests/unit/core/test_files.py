@@ -1,7 +1,5 @@
 """Files of the library: whole at every instant, locked by one owner, believed only from us; folders of one run."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import gc

@@ -1,7 +1,5 @@
 """What is told of the library's own work: its log, shortages of the machine, and calls into a loop."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Samples, the columns that they declare, and the plain values that a snapshot holds of them."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Settings: what is said of names and values that no class takes; messages are bounded, and whole on the other side."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

@@ -1,7 +1,5 @@
 """The order D: pinned for ever, independent for every seed and epoch, well mixed, reached at once; mixtures' epochs."""
 
-from __future__ import annotations
-
 import tracemalloc
 from hashlib import blake2b
 from typing import Any

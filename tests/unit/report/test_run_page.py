@@ -1,7 +1,5 @@
 """The page of a run: its parts, hostile texts and bounds. ``tests/transcripts`` has the rest."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Blocks: each byte or row is in one, which is known by its start; and what is read from front to back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,14 +1,13 @@
 """Fingerprints: what counts as the same data, how little is read to tell, and how a difference is put into words."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,9 +35,6 @@ from tests.support.parts import (
     is_same,
     setting_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KIB = 1024
 MIB = 1 << 20

@@ -1,7 +1,5 @@
 """Telemetry: files, their records and the run that they are together; calls and waits, and what workers used."""
 
-from __future__ import annotations
-
 import os
 import re
 import typing

@@ -1,6 +1,4 @@
-"""A row is read as Python's JSON reads it, or is bad; media are bad rows or left out; spans are those of the plainest way."""
-
-from __future__ import annotations
+"""A row is read as Python's JSON reads it, or is bad; media are bad rows or left out; spans, the plainest way."""
 
 import json
 from typing import Any

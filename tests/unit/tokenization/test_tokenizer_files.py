@@ -1,10 +1,10 @@
 """The files of a tokenizer are read as ``transformers`` reads them."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, call
 
 import huggingface_hub
@@ -15,12 +15,7 @@ from asyncdata.errors import ConfigError
 from asyncdata.tokenization.tokenizer_files import resolve
 from tests.support.parts import PATTERNS, TokenizerFiles
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Edit = Callable[..., Path]
-
+Edit = Callable[..., Path]
 TEXTS = [
     "def main(): return 1", "<|im_start|>user\nhello<|im_end|>",
     "<tool> x<TOOL> <new>é <image> <|endoftext|><unk>[PAD]", " <tool>  <extra_0><extra_1> \n", "",

@@ -1,7 +1,5 @@
 """Datasets of Hugging Face, in files, in memory or streamed: their very rows, however they were made and changed."""
 
-from __future__ import annotations
-
 import datetime
 import errno
 import gc
@@ -9,8 +7,9 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +19,6 @@ from tests.support.inner import change
 from tests.support.parts import FileChangedError, Job, Overflow, StreamOrder, resolve_path
 from tests.support.reading_rows import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of
 from tests.support.streams import jsonl, texts_of, write
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")

@@ -1,7 +1,5 @@
 """Rows of Arrow and of Python's objects as JSON texts: one form for every type, which follows from the row alone."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import decimal

@@ -1,15 +1,14 @@
 """Reads of objects, many at a time: neighbours in one request, bounded, tried again, and named when they fail."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -21,10 +20,6 @@ from tests.support.fake_store import FakeStore
 from tests.support.inner import change
 from tests.support.loading import NEVER_S
 from tests.support.parts import Address, BlockCache, ObjectStamp, ReadLimits, Reads, StoreError, StoreSpec, coalesced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 DATA = bytes(range(256)) * 400
 STAMP = ObjectStamp(Address("s3", "bucket", "folder/key"), len(DATA), '"old"')

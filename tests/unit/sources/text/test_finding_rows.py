@@ -1,14 +1,14 @@
 """Rows are found in a text however it is cut, into blocks or pieces: lines, Python's lines, elements of an array."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import re
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -20,6 +20,7 @@ from asyncdata.sources import json_array
 from tests.support.examples import in_ci
 from tests.support.inner import change
 from tests.support.parts import (
+    ArrayBlocks,
     ArrayReader,
     Block,
     FileChangedError,
@@ -32,12 +33,6 @@ from tests.support.parts import (
     split_lines,
 )
 from tests.support.streams import cut, texts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from tests.support.parts import ArrayBlocks
 
 Row = tuple[int, int, bytes]
 """Offset in the text, length, and bytes; of a row that is too long, no bytes."""

@@ -1,7 +1,5 @@
 """Templates are rendered as by ``transformers``, in a sandbox; programs are made of what is proven of them."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable
 from typing import Any

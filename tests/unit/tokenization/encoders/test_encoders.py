@@ -1,7 +1,5 @@
 """Ids by a proven backend or by ``tokenizers``, where their tokens lie, and the audit of both."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil
@@ -9,9 +7,10 @@ import subprocess
 import sys
 import unicodedata
 from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import msgspec
@@ -35,6 +34,7 @@ from tests.support.parts import (
     FlatIds,
     HfEncoder,
     LengthsById,
+    Located,
     OffsetCheck,
     TokenizerFiles,
     TokenLengths,
@@ -44,11 +44,6 @@ from tests.support.parts import (
     subject_of,
 )
 from tests.unit.tokenization import outcomes, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.support.parts import Located
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,14 @@
 """Proofs that a backend is exact: how they are made by a sweep, kept, chosen and revoked."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
 import unicodedata
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,6 +26,7 @@ from tests.support.parts import (
     GrowingProof,
     OffsetCheck,
     Proof,
+    Subject,
     Sweep,
     TokenizerFiles,
     is_known,
@@ -36,11 +36,6 @@ from tests.support.parts import (
     separator_of,
 )
 from tests.unit.tokenization.trained import variant
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.parts import Subject
 
 
 def fake(files: TokenizerFiles, *wrong: str) -> Fake:

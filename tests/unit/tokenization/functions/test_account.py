@@ -1,9 +1,8 @@
 """Nothing of a row is passed over in silence: keys that speak are read or refused, the rest is named once a source."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -27,9 +26,6 @@ from asyncdata.cli.main import main
 from asyncdata.errors import BadRowError
 from asyncdata.workers.inline import InlineExecutor
 from tests.support.html_page import read_page
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ASKS, SAYS = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}
 CHAT: dict[str, Any] = {"messages": [ASKS, SAYS]}

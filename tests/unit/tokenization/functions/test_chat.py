@@ -1,7 +1,5 @@
 """ChatTokenizeFn: which text of a chat is trained, and with which tokens."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from pathlib import Path

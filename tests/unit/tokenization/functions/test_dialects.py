@@ -1,7 +1,5 @@
 """Chats in the forms of other trainers have the tokens of the same chat as messages; so have calls, in any form."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

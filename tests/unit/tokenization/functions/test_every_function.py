@@ -1,16 +1,15 @@
 """What every tokenize function promises, whatever it makes of a row."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.chats import GENERATION
@@ -18,9 +17,6 @@ from tests.support.function_kinds import KINDS, Kind, chat_prompt, fixed_length
 from tests.support.loading import NEVER_S
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
-
-if TYPE_CHECKING:
-    from asyncdata.delivery.chunk import Chunk
 
 OF_ANY_LENGTH = {name: kind for name, kind in KINDS.items() if name in {"text", "chat", "pair"}}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -1,22 +1,17 @@
 """FixedLengthTokenizeFn: samples of one length, of which the context is cut and the answer is trained."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import processors
 
 from asyncdata import FixedLengthTokenizeFn
+from asyncdata.delivery.chunk import Chunk
 from tests.support.peers.babilong import recipe
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import mask_of, tokenizer_of, trained_texts, variant
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from asyncdata.delivery.chunk import Chunk
 
 END = "<|im_end|>"
 CONTEXT = " ".join(f"Mary went to the garden {number} times. \U0001f600" for number in range(30))

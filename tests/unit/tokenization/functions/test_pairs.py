@@ -1,7 +1,5 @@
 """Texts and pairs: which text, and which of a pair, is trained, never without its question."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

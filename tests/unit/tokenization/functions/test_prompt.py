@@ -1,7 +1,5 @@
 """Prompts: what becomes of a row's prompt, label, metadata and tools; keys with a dot; chats by a renderer."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What a row says of itself: turns that are not trained, and variables of its template."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A user's own function of rows, and one written for XTuner: how what it returns is read, pictures too."""
 
-from __future__ import annotations
-
 import collections
 import functools
 from types import SimpleNamespace
@@ -251,7 +249,7 @@ class Description:
     def __init__(self, step: int = 1) -> None:
         self.step = step
 
-    def resolve(self) -> Description:
+    def resolve(self) -> "Description":
         return self
 
     def fingerprints(self) -> dict[str, str]:
