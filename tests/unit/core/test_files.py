@@ -150,10 +150,8 @@ def a_link(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REASONS = {
-    give_away: r"belongs to another user \(uid ",
-    writable_by_all: "can be written by every user",
-    a_link: "or a link",
-}
+    give_away: r"belongs to another user \(uid ", writable_by_all: "can be written by every user", a_link: "or a link",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

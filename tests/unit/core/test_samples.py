@@ -374,18 +374,8 @@ def carried(value: Any) -> Any:
 
 
 PLAIN: list[Any] = [
-    None,
-    True,
-    -1,
-    2**80,
-    0.1,
-    "\u00fcber",
-    "\ud800",
-    [],
-    [1, [2.5, None]],
-    {},
-    {"a": {"b": [1]}},
-]
+    None, True, -1, 2**80, 0.1, "\u00fcber", "\ud800", [], [1, [2.5, None]], {}, {"a": {"b": [1]}},
+]  # fmt: skip
 PLAIN += [(), (1, ("a", [2])), b"", b"\x00\xff"]
 LOOK_ALIKES = [{"__ndarray__": 1}, {"__bytes__": "eA=="}, {"__tuple__": [1]}, {"__dict__": {"__dict__": {}}}]
 

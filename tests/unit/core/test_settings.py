@@ -203,11 +203,9 @@ def sent(refs: ObjectRefs) -> ObjectRefs:
 
 
 WAYS = {
-    "as they were packed": lambda refs: refs,
-    "sent": sent,
-    "taken": lambda refs: refs.taken(range(len(refs))),
+    "as they were packed": lambda refs: refs, "sent": sent, "taken": lambda refs: refs.taken(range(len(refs))),
     "joined": lambda refs: joined([refs.taken(range(1)), packed([]), refs.taken(range(1, len(refs)))]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

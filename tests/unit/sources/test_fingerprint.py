@@ -102,12 +102,10 @@ def test_a_file_digest_is_the_same_for_ever_whatever_is_added_and_however_it_is_
 @pytest.mark.parametrize(
     ("num_bytes", "places"),
     [
-        (1, [0]),
-        (4096, [0, 1000, 2048, 4095]),
-        (192 * KIB, [0, 64 * KIB, 96 * KIB, 192 * KIB - 1]),
+        (1, [0]), (4096, [0, 1000, 2048, 4095]), (192 * KIB, [0, 64 * KIB, 96 * KIB, 192 * KIB - 1]),
         (8 * MIB, [0, 64 * KIB - 1, 64 * KIB, 64 * KIB + 15 * (8 * MIB - 128 * KIB) // 16 + 4095, -64 * KIB, -1]),
     ],
-)
+)  # fmt: skip
 def test_every_byte_of_a_small_file_and_of_both_ends_and_the_blocks_between_of_a_large_one_counts(
     tmp_path, num_bytes, places
 ):
@@ -164,11 +162,9 @@ def test_a_copied_folder_holds_the_same_data_and_names_order_and_content_count(t
 
     assert data_fingerprint(refs(*paths)) == data_fingerprint([stamp(path) for path in copies])
     assert data_fingerprint(refs(*paths)) == {
-        "num_files": 2,
-        "num_bytes": 300 + MIB,
-        "digest": "c90d038a67a98cae58d3016fe6b1c554",
+        "num_files": 2, "num_bytes": 300 + MIB, "digest": "c90d038a67a98cae58d3016fe6b1c554",
         "files": [["b.jsonl", 300, file_digest(paths[0], 300)], ["a.jsonl", MIB, file_digest(paths[1], MIB)]],
-    }
+    }  # fmt: skip
     lists = (paths, paths[::-1], [renamed, paths[1]], [other, paths[1]], paths[:1], paths[:1] * 2, [])
     assert len({data_fingerprint(refs(*one))["digest"] for one in lists}) == len(lists)
 
@@ -205,12 +201,9 @@ def test_each_change_is_named_with_both_values():
     changes = find_changes(saved, {"tokenizer": "t", "template": "p"}, order, {"tokenizer": "u", "template": "p"})
 
     assert changes == {
-        "tokenizer": ("t", "u"),
-        "seed": (1, 2),
-        "order.block_bytes": (65536, 32768),
-        "order.gone": (1, None),
+        "tokenizer": ("t", "u"), "seed": (1, 2), "order.block_bytes": (65536, 32768), "order.gone": (1, None),
         "order.new": (None, "x"),
-    }
+    }  # fmt: skip
     assert find_changes(order | {"nested": [1, 2]}, {}, order | {"nested": (1, 2)}, {"data": {"digest": "d"}}) == {}
     assert [setting_of(change) for change in changes] == ["tokenizer", "order", "order", "order", "seed"]
     words = describe_change("order.block_bytes", 65536, 32768)

@@ -203,19 +203,12 @@ def test_whatever_changes_the_rows_changes_the_fingerprint(tmp_path):
     picked = list(range(3000))
     picked[1500], picked[1501] = picked[1501], picked[1500]
     found = [
-        dataset,
-        dataset.shuffle(seed=1),
-        dataset.shuffle(seed=2),
-        dataset.select(range(2999)),
-        dataset.select(range(1, 3000)),
-        dataset.select(picked),
-        dataset.rename_column("pad", "text"),
-        dataset.remove_columns("pad"),
-        dataset.map(lambda row: {"pad": row["pad"] + "!" * (row["id"] == 1501)}),
-        dataset.to_iterable_dataset(),
-        dataset.to_iterable_dataset().map(lambda row: row),
+        dataset, dataset.shuffle(seed=1), dataset.shuffle(seed=2), dataset.select(range(2999)),
+        dataset.select(range(1, 3000)), dataset.select(picked), dataset.rename_column("pad", "text"),
+        dataset.remove_columns("pad"), dataset.map(lambda row: {"pad": row["pad"] + "!" * (row["id"] == 1501)}),
+        dataset.to_iterable_dataset(), dataset.to_iterable_dataset().map(lambda row: row),
         dataset.to_iterable_dataset().rename_column("pad", "text"),
-    ]
+    ]  # fmt: skip
 
     assert len({digest_of(one) for one in found}) == len(found)
 

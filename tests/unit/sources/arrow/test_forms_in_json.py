@@ -147,11 +147,9 @@ def test_a_row_has_the_same_text_alone_and_among_others(rows):
 
 def test_text_that_is_not_utf_8_is_a_bad_row_that_names_the_byte():
     columns = {
-        "s": bad_text(b'a\xff"'),
-        "b": pa.array([b"\xff"]),
-        "l": pa.ListArray.from_arrays([0, 1], bad_text(b"\xfe")),
+        "s": bad_text(b'a\xff"'), "b": pa.array([b"\xff"]), "l": pa.ListArray.from_arrays([0, 1], bad_text(b"\xfe")),
         "d": pa.array([DAY]),
-    }
+    }  # fmt: skip
     batch = pa.record_batch(columns)
 
     (found,) = RowWriter(batch.schema, list(columns))(batch)
@@ -167,11 +165,9 @@ def test_rows_next_to_text_that_is_not_utf_8_are_unchanged():
     kind = pa.map_(pa.string(), pa.list_(pa.int8()))
     struct = pa.struct({"n": pa.int8(), "t": pa.string(), "b": pa.binary()})
     rest = {
-        "st": pa.array([{"n": 1, "t": None, "b": b"\x00"}], struct),
-        "m": pa.array([[("k", [1, None])]], kind),
-        "none": pa.nulls(1, pa.string()),
-        "nothing": pa.nulls(1, kind),
-    }
+        "st": pa.array([{"n": 1, "t": None, "b": b"\x00"}], struct), "m": pa.array([[("k", [1, None])]], kind),
+        "none": pa.nulls(1, pa.string()), "nothing": pa.nulls(1, kind),
+    }  # fmt: skip
     bad, good = (pa.record_batch({"s": text, **rest}) for text in (bad_text(b"\xff"), pa.array(["?"])))
 
     (found,), (plain,) = (RowWriter(batch.schema, batch.schema.names)(batch) for batch in (bad, good))

@@ -46,14 +46,10 @@ def test_every_fault_is_named_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = write(tmp_path / "good.parquet").read_bytes()
     bad = {
-        "cut": data[:-20],
-        "text": b'{"id": 1}\n' * 10,
-        "zeros": b"\0" * 100,
-        "empty": b"",
-        "locked": data[:-4] + b"PARE",
-        "length": data[:-8] + b"\xff\xff\xff\x7f" + b"PAR1",
+        "cut": data[:-20], "text": b'{"id": 1}\n' * 10, "zeros": b"\0" * 100, "empty": b"",
+        "locked": data[:-4] + b"PARE", "length": data[:-8] + b"\xff\xff\xff\x7f" + b"PAR1",
         "footer": data[: -8 - 40] + b"\xff" * 40 + data[-8:],
-    }
+    }  # fmt: skip
     for name, content in bad.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "folder").mkdir()

@@ -108,13 +108,8 @@ def test_text_is_that_of_transformers(their_tokenizer, tools):
 
 def test_a_template_is_compiled_without_running_any_of_it():
     constants = [
-        "'z' * 4",
-        "'zz' + 'zz'",
-        "'zz' ~ 'zz'",
-        "'%s%s' % ('zz', 'zz')",
-        "'ZZZZ' | lower",
-        "['ZZZZ' | lower][0]",
-    ]
+        "'z' * 4", "'zz' + 'zz'", "'zz' ~ 'zz'", "'%s%s' % ('zz', 'zz')", "'ZZZZ' | lower", "['ZZZZ' | lower][0]",
+    ]  # fmt: skip
     for template in ("{{ $ }}", "{% set x = $ %}{{ x }}", "{% if $ %}{{ ($) if $ else 1 }}{% endif %}"):
         for source in (template.replace("$", constant) for constant in constants):
             assert "zzzz" not in str(make_environment(ImmutableSandboxedEnvironment).compile(source, raw=True))
@@ -352,16 +347,12 @@ def test_a_shape_is_proven_when_it_comes_for_the_second_time_and_is_of_roles_key
 
     assert [shapes.texts([user(text)], None) for text in "abc"] == [None, ["[b]"], ["[c]"]]
     others: list[tuple[Any, Any, Any]] = [
-        ([user("a"), user("b")], None, None),
-        ([{"role": "system", "content": "a"}], None, None),
-        ([user("a", name="x")], None, None),
-        ([{"content": "a", "role": "user"}], None, None),
-        ([{"role": "user", "content": ["a"]}], None, None),
-        ([{"role": "user", "content": None}], None, None),
-        ([user("a")], [], None),
-        ([user("a")], None, (1,)),
+        ([user("a"), user("b")], None, None), ([{"role": "system", "content": "a"}], None, None),
+        ([user("a", name="x")], None, None), ([{"content": "a", "role": "user"}], None, None),
+        ([{"role": "user", "content": ["a"]}], None, None), ([{"role": "user", "content": None}], None, None),
+        ([user("a")], [], None), ([user("a")], None, (1,)),
         *(([user("a", loss=value)], None, None) for value in (1, True, 1.0)),
-    ]
+    ]  # fmt: skip
     assert [shapes.texts(*other) for other in others] == [None] * len(others)
     assert prover.asked == [([user("b")], None, None)]
 

@@ -70,11 +70,9 @@ def run(folder: Path, fn: Any, *rows: Any, **knobs: Any) -> Run:
 
 
 SPEAKS: dict[str, Any] = {
-    "system": "Be terse.",
-    "system_prompt": "Be terse.",
-    "functions": [TOOL],
+    "system": "Be terse.", "system_prompt": "Be terse.", "functions": [TOOL],
     "chat_template_kwargs": {"enable_thinking": False},
-}
+}  # fmt: skip
 FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "chats": (ChatTokenizeFn, CHAT),
     "prompts": (lambda name, **more: PromptTokenizeFn(name, apply_chat_template=True, **more), {"input": [ASKS]}),
@@ -121,10 +119,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
             key,
         )
         for key, value in {
-            "reasoning_content": "Hm.",
-            "thinking": "Hm.",
-            "tool_calls": [CALL],
-            "tool_call_id": "1",
+            "reasoning_content": "Hm.", "thinking": "Hm.", "tool_calls": [CALL], "tool_call_id": "1",
         }.items()
     },
 }  # fmt: skip

@@ -241,10 +241,8 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
             {"chat_template": template}, called(AS_TEXT, ""), [f"{written}{END}", f"b{END}"],
         )
         for what, template, written in [
-            ("items()", WRITES_ARGUMENTS, "at=sky;how=[1];"),
-            ("items", FILTERS_ITEMS, "at=sky;how=[1];"),
-            ("names", NAMES_ARGUMENTS, "at;how;"),
-            ("text", PRINTS_ARGUMENTS, AS_TEXT["function"]["arguments"]),
+            ("items()", WRITES_ARGUMENTS, "at=sky;how=[1];"), ("items", FILTERS_ITEMS, "at=sky;how=[1];"),
+            ("names", NAMES_ARGUMENTS, "at;how;"), ("text", PRINTS_ARGUMENTS, AS_TEXT["function"]["arguments"]),
         ]
     },
     **{

@@ -155,11 +155,9 @@ def test_of_a_prompt_nothing_is_trained(name):
 def test_a_loss_of_a_turn_counts(name):
     turns = [turn("human", "a"), turn("gpt", "b", loss=False), turn("human", "c"), turn("gpt", "d", loss=True)]
     as_messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "loss": False},
-        {"role": "user", "content": "c"},
-        {"role": "assistant", "content": "d", "loss": True},
-    ]
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "loss": False},
+        {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "loss": True},
+    ]  # fmt: skip
     settings = {"chat_template": WITH_CALLS}
 
     found = read(ChatTokenizeFn(name, dialect="sharegpt", **settings), {"conversations": turns})
@@ -183,13 +181,11 @@ BAD = {
     "no form": ("alpaca", {"instruction": "a"}, "AD110", "no key 'output'"),
     "no answers": ("xlam", {"query": "a", "answers": "[]"}, "AD111", "'answers': a call must be JSON"),
     "no form at all": (
-        "messages",
-        {"Question": "a", "Response": "b"},
-        "AD110",
+        "messages", {"Question": "a", "Response": "b"}, "AD110",
         "no key 'messages': the row has 'Question', 'Response'; name their form by dialect=, and your names of its",
     ),
     "another key of the chat": ("messages", {"conversation": [ASKS]}, "AD110", "set messages_key='conversation'?"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dialect, row, code, reason", BAD.values(), ids=BAD)

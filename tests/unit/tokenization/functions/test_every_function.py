@@ -170,10 +170,8 @@ def test_fingerprints_are_pinned_and_a_change_of_meaning_asks_for_a_new_version(
     versions = [getattr(kind.make, "version", None) for kind in KINDS.values()]
 
     assert prints[:3] == [
-        "10e50bdb4f3d19cc513ebece346c1985",
-        "171e14b38084ec576fad7164304e019f",
-        "98cc485b85e31a5111fe77fae13ba37f",
-    ]
+        "10e50bdb4f3d19cc513ebece346c1985", "171e14b38084ec576fad7164304e019f", "98cc485b85e31a5111fe77fae13ba37f",
+    ]  # fmt: skip
     assert len(set(prints)) == 5
     assert versions == [1, None, 1, 3, 3, None]
 

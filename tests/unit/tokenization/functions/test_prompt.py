@@ -81,14 +81,11 @@ def test_an_empty_prompt_is_dropped(name):
 
 def test_tools_go_to_the_template_and_into_the_metadata(name):
     rows: list[Any] = [
-        {"input": "a", "tools": [TOOL]},
-        {"input": "a", "tools": json.dumps([TOOL]), "metadata": {"k": 1}},
-        {"input": "a", "tools": [], "metadata": {}},
-        {"input": "a", "tools": None, "metadata": {"k": 1}},
+        {"input": "a", "tools": [TOOL]}, {"input": "a", "tools": json.dumps([TOOL]), "metadata": {"k": 1}},
+        {"input": "a", "tools": [], "metadata": {}}, {"input": "a", "tools": None, "metadata": {"k": 1}},
         {"input": "a", "tools": [TOOL], "metadata": {"tools": "old"}},
-        b'{"input": "a", "tools": [{"x": 1e999}], "metadata": { }}',
-        {"input": "a"},
-    ]
+        b'{"input": "a", "tools": [{"x": 1e999}], "metadata": { }}', {"input": "a"},
+    ]  # fmt: skip
     metadata = [
         {"tools": [TOOL]}, {"k": 1, "tools": [TOOL]}, {"tools": []}, {"k": 1}, {"tools": [TOOL]},
         {"tools": [{"x": float("inf")}]}, None,
@@ -217,11 +214,9 @@ def test_a_label_in_an_object_has_any_value_and_each_row_has_its_own(tmp_path, s
 def test_a_key_that_has_the_dot_itself_comes_first(tmp_path, small_tokenizer):
     inner = {"reward_model": {"ground_truth": "inner"}}
     rows = [
-        {**SUM, **inner, "reward_model.ground_truth": "literal"},
-        {**SUM, "reward_model.ground_truth": 0},
-        {**SUM, **inner, "reward_model.ground_truth": None},
-        {**SUM, "reward_model.ground_truth": None},
-    ]
+        {**SUM, **inner, "reward_model.ground_truth": "literal"}, {**SUM, "reward_model.ground_truth": 0},
+        {**SUM, **inner, "reward_model.ground_truth": None}, {**SUM, "reward_model.ground_truth": None},
+    ]  # fmt: skip
 
     for beside in ([], ["{"]):  # all rows in one call, and each by itself
         found = samples(tmp_path, PromptTokenizeFn(small_tokenizer, **LABEL), *rows, *beside, bad_rows="skip")
@@ -276,11 +271,9 @@ def test_a_chat_may_have_a_label(tmp_path, small_tokenizer):
 
 OURS = "tests.support.renderers:characters"
 CHAT = [
-    {"role": "user", "content": "Hi"},
-    {"role": "assistant", "content": "A"},
-    {"role": "user", "content": "?"},
+    {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "?"},
     {"role": "assistant", "content": "B"},
-]
+]  # fmt: skip
 RENDERED = {"messages": CHAT, "tools": [{"name": "sum"}], "metadata": {"n": 1}, "answer": "B"}
 HI, A, ASKED, B = [2, 72, 105, END], [65, END], [2, 63, END], [66, END]
 
@@ -288,12 +281,10 @@ HI, A, ASKED, B = [2, 72, 105, END], [65, END], [2, 63, END], [66, END]
 @pytest.mark.parametrize(
     ("more", "trained"),
     [
-        ({}, A),
-        ({"turn_flags": []}, [*A, *B]),
-        ({"turn_flags": [], "train_on": "last_assistant"}, B),
+        ({}, A), ({"turn_flags": []}, [*A, *B]), ({"turn_flags": [], "train_on": "last_assistant"}, B),
         ({"turn_flags": [], "arguments": {"offset": 1}}, [66, END, 67, END]),
     ],
-)
+)  # fmt: skip
 def test_what_the_renderer_generates_is_trained_as_far_as_the_row_is(tmp_path, small_tokenizer, more, trained):
     row = RENDERED | {"messages": [*CHAT[:3], CHAT[3] | {"loss": False}]}
     fn = RendererTokenizeFn(small_tokenizer, build=OURS, **more)
@@ -337,11 +328,8 @@ def test_rows_are_dropped_or_bad_as_those_of_templates(tmp_path, small_tokenizer
     long = {"messages": [CHAT[0], {"role": "assistant", "content": "long" * 9}]}
     bad = {"messages": [{"role": "robot", "content": "no such role"}, CHAT[1]]}
     assert statistics(fn, {"messages": CHAT[:1]}, long, bad, {"messages": [{"from": "user"}]}) == {
-        "no_trained_tokens": 1,
-        "max_length": 1,
-        "bad row AD421": 1,
-        "bad row AD112": 1,
-    }
+        "no_trained_tokens": 1, "max_length": 1, "bad row AD421": 1, "bad row AD112": 1,
+    }  # fmt: skip
     prompts = RendererTokenizeFn(small_tokenizer, build=OURS, train_on="none")
     assert statistics(prompts, {"messages": []}) == {"empty_prompt": 1}
 

@@ -404,15 +404,10 @@ def test_a_snapshot_of_a_function_that_gives_other_samples_is_refused(path, befo
 
 PROCESSOR = SimpleNamespace(patch_size=2, temporal_patch_size=2)
 VL = {
-    "input_ids": [1, 2],
-    "labels": [-100, 2],
-    "num_tokens": 2,
-    "num_imgs": [1],
-    "pixel_values": np.ones((4, 24), np.float32),
-    "image_grid_thw": np.array([[1, 2, 2]]),
-    "num_img_tokens": [4],
+    "input_ids": [1, 2], "labels": [-100, 2], "num_tokens": 2, "num_imgs": [1],
+    "pixel_values": np.ones((4, 24), np.float32), "image_grid_thw": np.array([[1, 2, 2]]), "num_img_tokens": [4],
     "position_ids": np.arange(6).reshape(3, 1, 2),
-}
+}  # fmt: skip
 
 
 class Pictures:
@@ -447,11 +442,9 @@ def test_pictures_of_qwen_are_columns_and_positions_are_those_of_each_token(rows
 
     shapes = {name: (array.shape, array.dtype) for name, array in sample.columns.items()}
     assert shapes == {
-        "pixel_values": ((4, 24), np.float32),
-        "image_grid_thw": ((1, 3), np.int64),
-        "num_img_tokens": ((1,), np.int64),
+        "pixel_values": ((4, 24), np.float32), "image_grid_thw": ((1, 3), np.int64), "num_img_tokens": ((1,), np.int64),
         "mrope": ((2, 3), np.int64),
-    }
+    }  # fmt: skip
     assert sample.columns["mrope"].tolist() == [[0, 2, 4], [1, 3, 5]]
     assert sample.extra == {"num_imgs": [1], "root": "media"}
 
@@ -482,11 +475,9 @@ def test_positions_are_no_column_where_the_function_makes_none_and_declared_colu
 def test_what_the_pictures_depend_on_is_in_the_fingerprint():
     larger = SimpleNamespace(patch_size=4, temporal_patch_size=2)
     made = [
-        XTunerTokenizeFn(Pictures(VL)),
-        XTunerTokenizeFn(Pictures(VL), media_root="a"),
-        XTunerTokenizeFn(Pictures(VL, larger)),
-        XTunerTokenizeFn(Pictures(VL, enable_3d_rope=False)),
-    ]
+        XTunerTokenizeFn(Pictures(VL)), XTunerTokenizeFn(Pictures(VL), media_root="a"),
+        XTunerTokenizeFn(Pictures(VL, larger)), XTunerTokenizeFn(Pictures(VL, enable_3d_rope=False)),
+    ]  # fmt: skip
     assert len({fn.fingerprints()["tokenize_fn"] for fn in made}) == len(made)
 
 
