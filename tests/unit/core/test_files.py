@@ -62,8 +62,7 @@ def test_all_that_a_killed_writer_leaves_is_known_as_such_later(tmp_path, monkey
     replace_file(path, [b"newer"], 1)
     remove_left_over(path)
 
-    assert sorted(os.listdir(tmp_path)) == ["kept.tmp", "s"]
-    assert (tmp_path / "s").read_bytes() == b"newer"
+    assert (sorted(os.listdir(tmp_path)), (tmp_path / "s").read_bytes()) == (["kept.tmp", "s"], b"newer")
 
 
 def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is_kept_as_it_is_then(
@@ -83,8 +82,7 @@ def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is
     monkeypatch.setattr(os, "link", link_after_the_other_writer)
     replace_file(path, [b"new"], 3)
 
-    assert (tmp_path / "s").read_bytes() == b"new"
-    assert (tmp_path / "s.1").read_bytes() == b"other's second"
+    assert ((tmp_path / "s").read_bytes(), (tmp_path / "s.1").read_bytes()) == (b"new", b"other's second")
     assert sorted(os.listdir(tmp_path)) == ["s", "s.1"]
 
 
@@ -257,8 +255,7 @@ def test_what_was_read_before_is_not_read_again_unless_the_file_has_changed(tmp_
     path.write_bytes(b"a\n" * 500)
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: seen.append(size) or read(fd, size, offset))
 
-    assert line_number(str(path), 900) == 451
-    assert sum(seen) == 900
+    assert (line_number(str(path), 900), sum(seen)) == (451, 900)
     seen.clear()
     assert [line_number(str(path), offset) for offset in (10, 500, 899)] == [6, 251, 450]
     assert sum(seen) <= 3 * 7

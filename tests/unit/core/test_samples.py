@@ -80,8 +80,7 @@ def test_positions_are_read_back_as_they_are_written_and_ordered_as_they_come(pl
     positions = [Position(*place) for place in places]
 
     assert [Position.parse(str(position)) for position in positions] == positions
-    assert sorted(positions) == [Position(*place) for place in sorted(places)]
-    assert str(Position()) == "0:0:0"
+    assert (sorted(positions), str(Position())) == ([Position(*place) for place in sorted(places)], "0:0:0")
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:2", "1:2:3:4", "1:2:-3", "1:2:", "a:b:c", " 1:2:3", "1:2:3\n", "1:2:0.5"])
@@ -122,8 +121,7 @@ def test_a_field_is_decoded_when_it_is_touched_once_and_alone_and_never_where_it
 def test_labels_are_the_tokens_where_the_samples_spans_say_so_and_its_own(chunk, monkeypatch):
     one, other = made_of(chunk, 4), made_of(chunk, 4)
 
-    assert one.labels.tolist() == [4, -100, 6]
-    assert one.labels.dtype == np.int32
+    assert (one.labels.tolist(), one.labels.dtype) == ([4, -100, 6], np.int32)
     assert one.labels is one.labels
     assert chunk.asked == ["spans", "tokens"]
     one.labels[1] = 5

@@ -216,8 +216,7 @@ def test_each_object_is_what_it_is_by_itself(way):
     assert list(refs) == refs[:] == [refs[number] for number in range(-4, 0)] == expected
     assert list(refs.paths) == [file.path for file in expected]
     assert list(refs.sizes) == [file.num_bytes for file in expected]
-    assert [ObjectStamp.of(file) for file in refs] == STAMPS
-    assert list(joined([])) == []
+    assert ([ObjectStamp.of(file) for file in refs], list(joined([]))) == (STAMPS, [])
     with pytest.raises(IndexError):
         refs[4]
 
@@ -271,6 +270,5 @@ def test_very_many_objects_are_opened_without_a_value_for_each_and_digested_when
         assert blocks.fingerprint()["num_files"] == 3000
     blocks.check_unchanged()
 
-    assert blocks.num_blocks == 3000
-    assert blocks.blocks([2999])[0].stop == 3
+    assert (blocks.num_blocks, blocks.blocks([2999])[0].stop) == (3000, 3)
     assert len(made) < 70  # those of which the first bytes are read

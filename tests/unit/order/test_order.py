@@ -126,8 +126,7 @@ def test_the_windows_of_all_rows_hold_every_row_once_and_all_but_the_last_are_fu
 
     assert list(map(len, windows)) == [ROWS_PER_WINDOW, ROWS_PER_WINDOW, 5]
     rows = sum(windows, [])
-    assert sorted(rows) == list(range(num_rows))
-    assert (rows == list(range(num_rows))) == (method == "none")
+    assert (sorted(rows), rows == list(range(num_rows))) == (list(range(num_rows)), method == "none")
 
 
 # Whatever the sizes, an epoch has every block and every row, each once
@@ -249,14 +248,12 @@ def test_a_node_is_over_with_its_last_part_and_all_parts_are_back_in_the_next_ep
     assert sorted(set(next_leaves(cursor, 16))) == [0, 2]
     assert not cursor.epoch_ended(2), "n has left, and a is there"
     assert cursor.awaited(10) == {0}
-    assert set(next_leaves(cursor, 8)) == {0}
-    assert cursor.state().left == ["n"]
+    assert (set(next_leaves(cursor, 8)), cursor.state().left) == ({0}, ["n"])
     assert cursor.epoch_ended(0)
     assert cursor.pick() == -1, "nothing is left"
     cursor.begin_epoch()
     assert cursor.awaited(10) == {0, 1, 2}
-    assert sorted(set(next_leaves(cursor, 16))) == [0, 1, 2]
-    assert cursor.state().epochs == {}
+    assert (sorted(set(next_leaves(cursor, 16))), cursor.state().epochs) == ([0, 1, 2], {})
 
 
 def test_the_end_of_a_part_counts_only_after_a_sample_of_it():

@@ -67,8 +67,7 @@ def test_ranks_are_a_generation_a_restart_begins_the_next_and_what_was_delivered
     first, second = run.stream
     assert (first.counts_until, second.counts_until) == (80 * 4, None)
     assert sum(step.groups for step in first.differences(only_counted=True)) == 80
-    assert sum(step.groups for step in first.differences()) == 160
-    assert sum(run.lengths().values()) == 80 + 240
+    assert (sum(step.groups for step in first.differences()), sum(run.lengths().values())) == (160, 80 + 240)
     assert (first.end, first.num_unread, len(first.intervals)) == (None, 0, 5), "a kill tore its last line"
     assert second.end is not None
 
@@ -173,9 +172,7 @@ def test_intervals_become_twice_as_long_each_time_half_of_the_room_is_used(tmp_p
     while file.write(line) == "":
         if file.thinning not in seen:
             seen.append(file.thinning)
-    assert seen == [1, 2, 4, 8, 16]
-    assert file.write(line) == "size"
-    assert file.write(line, is_last=True) == ""
+    assert (seen, file.write(line), file.write(line, is_last=True)) == ([1, 2, 4, 8, 16], "size", "")
 
 
 def test_a_forked_child_writes_nothing(tmp_path):
@@ -184,8 +181,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
     pid = os.fork()
     if not pid:
         os._exit(0 if file.write(b"child\n") == "disk" else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert (tmp_path / FIRST).read_bytes() == b"parent\n"
+    assert (os.waitpid(pid, 0)[1], (tmp_path / FIRST).read_bytes()) == (0, b"parent\n")
 
 
 class Files(RuleBasedStateMachine):
@@ -309,8 +305,7 @@ def test_a_wait_is_split_by_what_is_missing_and_the_first_ones_is_start_up_and_n
     waiting.call_and_wait("second", 7.0, "tokenize")
     waiting.look(8.0, "tokenize")
     assert waiting.times.first_s == {"start": 1.0, "tokenize": 3.0, "read": 0.5}
-    assert waiting.times.wait_s == {"start": 1.0, "tokenize": 4.0, "read": 0.5}
-    assert waiting.times.step_s == 2.5
+    assert (waiting.times.wait_s, waiting.times.step_s) == ({"start": 1.0, "tokenize": 4.0, "read": 0.5}, 2.5)
 
 
 def test_time_in_which_the_workers_had_no_cpu_is_named(waiting):
@@ -332,8 +327,7 @@ def watch_of(times):
 def test_only_what_is_new_counts_and_the_longest_wait_is_told():
     times = {1: (1.0, 0.0), 2: (1.0, 5.0)}
     watch = watch_of(times)
-    assert watch.share() == pytest.approx((5 / 7, 5.0))
-    assert watch.share() == (0.0, 0.0)
+    assert (watch.share(), watch.share()) == (pytest.approx((5 / 7, 5.0)), (0.0, 0.0))
     times[1], times[2], times[3] = (2.0, 1.0), (1.5, 5.5), (0.0, 0.0)
     assert watch.share() == pytest.approx((0.5, 1.0))
     assert watch_of({1: (1.0, 0.0)}).share() == (0.0, 0.0), "it ran at once"

@@ -195,8 +195,7 @@ def test_an_excerpt_is_one_short_line_and_a_fault_can_always_be_sent():
 
     encode(RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
     assert (fault.reason, fault.excerpt) == ("it said \\ud800", '{"a": "\\\\xff\\n\\\\xe2\\\\x82"')
-    assert excerpt(b"a" * 80) == "a" * 80
-    assert excerpt(memoryview(b"a" * 81)) == "a" * 80 + "..."
+    assert (excerpt(b"a" * 80), excerpt(memoryview(b"a" * 81))) == ("a" * 80, "a" * 80 + "...")
     assert excerpt("é\n".encode() * 100) == "\\xe9\\n" * 40 + "..."
     assert excerpt("\U0001f600".encode() * 80) == "\\U0001f600" * 80
 
@@ -236,8 +235,7 @@ def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(ro
     chunk = Chunk(decode_reply(encode(reply)), Position(1, 2, 10), len(rows), Nowhere(), ends_epoch=False)
     kept = [(row, *fate) for row, fate in enumerate(rows) if not isinstance(fate, str)]
 
-    assert written(rows, cut).finish(len(rows), 0.0) == reply
-    assert chunk.num_samples == len(kept)
+    assert (written(rows, cut).finish(len(rows), 0.0), chunk.num_samples) == (reply, len(kept))
     for number, (row, tokens, columns) in enumerate(kept):
         sample = SampleRange(chunk, number, number + 1, 0, 0, 1).samples()[0]
         assert sample.tokens.tolist() == tokens
@@ -319,8 +317,7 @@ def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):
 
 
 def test_spans_are_written_as_json_and_blocks_without_tokens_have_none():
-    assert encode_spans([(5, 20), (21, 22)]) == b"[[5,20],[21,22]]"
-    assert encode_spans([]) == b"[]"
+    assert (encode_spans([(5, 20), (21, 22)]), encode_spans([])) == (b"[[5,20],[21,22]]", b"[]")
     assert token_spans(Offsets.of([]), [(0, 0), (3, 9)]) == []
 
 

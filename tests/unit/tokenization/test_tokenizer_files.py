@@ -87,8 +87,7 @@ def test_tokens_are_those_of_transformers(edited, config):
     for add in (False, True):
         encodings = ours.encode_batch_fast(TEXTS, add_special_tokens=add)
         assert [each.ids for each in encodings] == theirs(TEXTS, add_special_tokens=add)["input_ids"]
-    assert ours.get_vocab() == theirs.get_vocab()
-    assert files.special_tokens == theirs.special_tokens_map
+    assert (ours.get_vocab(), files.special_tokens) == (theirs.get_vocab(), theirs.special_tokens_map)
 
 
 def test_nothing_is_truncated_or_padded_and_the_padding_token_is_a_named_token(edited):
@@ -117,8 +116,7 @@ def test_a_folder_without_a_configuration_will_do(edited):
 
     files = TokenizerFiles(str(folder))
 
-    assert (files.special_tokens, files.chat_templates) == ({}, {})
-    assert files.load().token_to_id("<|im_end|>") == 2
+    assert (files.special_tokens, files.chat_templates, files.load().token_to_id("<|im_end|>")) == ({}, {}, 2)
 
 
 TEMPLATES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -132,12 +130,10 @@ TEMPLATES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
                                          "additional_chat_templates/notes.txt": "N"}},
         {"default": "F", "rag": "R"},
     ),
-    "additional files alone": (
-        {"chat_template": "A", "files": {"additional_chat_templates/rag.jinja": "R\r\né"}}, {"rag": "R\né"},
-    ),
-    "a processor's file": (
-        {"chat_template": "A", "files": {"chat_template.json": {"chat_template": "P"}}}, {"default": "A"},
-    ),
+    "additional files alone": ({"chat_template": "A", "files": {"additional_chat_templates/rag.jinja": "R\r\né"}},
+        {"rag": "R\né"}),
+    "a processor's file": ({"chat_template": "A", "files": {"chat_template.json": {"chat_template": "P"}}},
+        {"default": "A"}),
 }  # fmt: skip
 
 

@@ -95,8 +95,7 @@ def test_the_rows_are_those_that_the_dataset_gives(tmp_path, change, where):
         found = [sample.extra for batch in loader for sample in batch]
         num_copies = len(copies())
 
-    assert found == list(dataset.with_format(None))
-    assert num_copies == (must_copy or where == "in memory")
+    assert (found, num_copies) == (list(dataset.with_format(None)), must_copy or where == "in memory")
     assert copies() == []
 
 

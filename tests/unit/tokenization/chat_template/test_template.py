@@ -364,8 +364,7 @@ def test_as_many_shapes_are_kept_as_came_lately(prover):
         shapes.texts([user("a", **{str(number): 1})], None)
         shapes.texts(often, None)
 
-    assert len(prover.asked) == 1
-    assert shapes.texts([user("a", **{"1999": 1})], None) == ["[a]"]
+    assert (len(prover.asked), shapes.texts([user("a", **{"1999": 1})], None)) == (1, ["[a]"])
     assert shapes.texts([user("a", **{"0": 1})], None) is None
 
 
@@ -377,8 +376,7 @@ def test_as_many_shapes_are_kept_as_came_lately(prover):
 def test_chats_that_are_too_long_or_have_odd_roles_are_rendered(prover, messages):
     shapes = Shapes(prover)
 
-    assert [shapes.texts(messages, None) for _ in range(3)] == [None, None, None]
-    assert prover.asked == []
+    assert ([shapes.texts(messages, None) for _ in range(3)], prover.asked) == ([None, None, None], [])
 
 
 def test_a_value_that_is_too_deep_to_be_made_into_text_is_rendered():

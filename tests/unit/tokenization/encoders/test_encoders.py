@@ -97,8 +97,7 @@ def test_texts_with_a_character_that_is_not_proven_go_to_tokenizers_and_come_bac
         assert ids_of(found) == [*expected(tokenizer, texts[:-1]), []]
         assert list(errors) == [7], "neither can encode it"
 
-    assert watched.texts == ["plain", "caf\u00e9", "", "\u0414!"] * 2
-    assert loads == [1]
+    assert (watched.texts, loads) == (["plain", "caf\u00e9", "", "\u0414!"] * 2, [1])
 
 
 def test_hf_uses_no_backend_and_one_that_raises_leaves_the_texts_to_tokenizers(watched, tokenizer, files, monkeypatch):
@@ -215,8 +214,7 @@ def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
     assert found is not None
     line, start = map(int, found.groups())
     assert b"a rare text" in lines[line - 1]
-    assert start == sum(map(len, lines[: line - 1]))
-    assert ("a rare text" in message) == excerpts
+    assert (start, "a rare text" in message) == (sum(map(len, lines[: line - 1])), excerpts)
 
 
 @pytest.mark.thorough
@@ -399,8 +397,7 @@ def test_the_check_names_the_first_text_whose_offsets_are_others(files):
     tokenizer = files.load()
     check = OffsetCheck(tokenizer, TokenLengths(lying(lengths_of(files, tokenizer), tokenizer), ""))
 
-    assert check(["one"]) == HfEncoder(tokenizer)(["one"])
-    assert check.difference == ""
+    assert (check(["one"]), check.difference) == (HfEncoder(tokenizer)(["one"]), "")
 
     check(["one", "hea"])
     assert check.difference.endswith(" 'hea'")

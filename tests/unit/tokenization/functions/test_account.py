@@ -105,14 +105,12 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "tools beside functions": ({"tool_key": "functions"}, {**CHAT, "functions": [TOOL], "tools": [TOOL]}, "tools"),
     "functions as text": ({}, {**CHAT, "functions": json.dumps([TOOL])}, "functions"),
     "trained turns": ({}, {**CHAT, "metadata": {"train_turns": [1]}}, "metadata.train_turns"),
-    "trained turns of other metadata": (
-        {"metadata_key": None}, {**CHAT, "metadata": {"train_turns": [1]}}, "metadata.train_turns",
-    ),
+    "trained turns of other metadata": ({"metadata_key": None}, {**CHAT, "metadata": {"train_turns": [1]}},
+        "metadata.train_turns"),
     "a row that msgspec cannot read": ({}, {**CHAT, "x": float("nan"), "system": "Be terse."}, "system"),
     "a question's functions": ({}, {"question": "Why?", "answer": "So.", "functions": [TOOL]}, "functions"),
-    "a key that speaks beside a label in an object": (
-        {"label_key": "of.label"}, {**CHAT, "of": {"label": 1}, "functions": [TOOL]}, "functions",
-    ),
+    "a key that speaks beside a label in an object": ({"label_key": "of.label"},
+        {**CHAT, "of": {"label": 1}, "functions": [TOOL]}, "functions"),
     **{
         f"{key} of a turn of ShareGPT": (
             {}, {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So.", key: value}]},
@@ -159,23 +157,17 @@ def test_a_pair_is_not_trained_without_the_system_prompt_beside_its_chats(tmp_pa
 
 
 RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "empty values": (
-        {},
-        {"system": "", "system_prompt": " ", "tools": [], "functions": [], "images": None, "chat_template_kwargs": {}},
-    ),
-    "nulls that Arrow pads": (
-        {}, {"chat_template_kwargs": {"enable_thinking": None}, "functions": None, "tools": None},
-    ),
-    "other shapes": (
-        {}, {"system": 3, "system_prompt": {"id": 1}, "functions": ["tide"], "chat_template_kwargs": "none"},
-    ),
+    "empty values": ({},
+        {"system": "", "system_prompt": " ", "tools": [], "functions": [], "images": None, "chat_template_kwargs": {}}),
+    "nulls that Arrow pads": ({},
+        {"chat_template_kwargs": {"enable_thinking": None}, "functions": None, "tools": None}),
+    "other shapes": ({},
+        {"system": 3, "system_prompt": {"id": 1}, "functions": ["tide"], "chat_template_kwargs": "none"}),
     "metadata": ({}, {"id": 1, "source": "web", "metadata": {"train_turns": None, "lang": "en"}}),
-    "a chat with a system prompt of its own": (
-        {}, {"system": "x", "messages": [{"role": "system", "content": "Be terse."}, ASKS, SAYS]},
-    ),
-    "the same as text": (
-        {}, {"system": "x", "messages": json.dumps([{"role": "system", "content": "Be terse."}, ASKS, SAYS])},
-    ),
+    "a chat with a system prompt of its own": ({},
+        {"system": "x", "messages": [{"role": "system", "content": "Be terse."}, ASKS, SAYS]}),
+    "the same as text": ({},
+        {"system": "x", "messages": json.dumps([{"role": "system", "content": "Be terse."}, ASKS, SAYS])}),
     "tools that are not to be read": ({"tool_key": None}, {"tools": [TOOL]}),
 }  # fmt: skip
 
@@ -253,8 +245,7 @@ def test_the_first_row_of_each_file_is_looked_at(tmp_path, small_tokenizer, shuf
     with patch.object(InlineExecutor, "answers_with_samples", new=with_samples):
         found = Run(files, ChatTokenizeFn(small_tokenizer), shuffle=shuffle)
 
-    assert set(found.now.unread_keys) == {"a", "b", "c"}
-    assert len(found.unread) == 1
+    assert (set(found.now.unread_keys), len(found.unread)) == ({"a", "b", "c"}, 1)
 
 
 def test_each_part_of_a_mixture_says_its_own(tmp_path, small_tokenizer):

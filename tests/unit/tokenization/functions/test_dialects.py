@@ -54,10 +54,9 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         },
         [ASKS, SAYS, MORE, LAST],
     ),
-    "sharegpt with a system text": (
-        "sharegpt", {"system": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("chatgpt", "2")]},
-        [SYSTEM, ASKS, SAYS],
-    ),
+    "sharegpt with a system text": ("sharegpt",
+        {"system": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("chatgpt", "2")]},
+        [SYSTEM, ASKS, SAYS]),
     "sharegpt with a system turn": (
         "sharegpt",
         {
@@ -79,25 +78,19 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     ),
     "alpaca": ("alpaca", {"instruction": "What is 1 + 1?", "input": "", "output": "2"}, [ASKS, SAYS]),
     "alpaca with input": ("alpaca", {"instruction": "And", "input": "3?", "output": "It is 3."}, [MORE, LAST]),
-    "alpaca with all": (
-        "alpaca",
+    "alpaca with all": ("alpaca",
         {"instruction": "And\n3?", "output": "It is 3.", "system": "Be short.", "history": [["What is 1 + 1?", "2"]]},
-        [SYSTEM, ASKS, SAYS, MORE, LAST],
-    ),
+        [SYSTEM, ASKS, SAYS, MORE, LAST]),
     "completion": ("prompt_completion", {"prompt": [ASKS], "completion": [SAYS]}, [ASKS, SAYS]),
     "response": ("prompt_response", {"prompt": "What is 1 + 1?", "response": "2"}, [ASKS, SAYS]),
-    "query with all": (
-        "query_response",
+    "query with all": ("query_response",
         {"query": "And\n3?", "response": "It is 3.", "system": "Be short.", "history": [["What is 1 + 1?", "2"]]},
-        [SYSTEM, ASKS, SAYS, MORE, LAST],
-    ),
+        [SYSTEM, ASKS, SAYS, MORE, LAST]),
     "answer": ("question_answer", {"question": "What is 1 + 1?", "answer": "2"}, [ASKS, SAYS]),
     "messages": ("messages", {"messages": [ASKS, SAYS]}, [ASKS, SAYS]),
-    "sharegpt with a system prompt": (
-        "sharegpt",
+    "sharegpt with a system prompt": ("sharegpt",
         {"system_prompt": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("gpt", "2")]},
-        [SYSTEM, ASKS, SAYS],
-    ),
+        [SYSTEM, ASKS, SAYS]),
     "sharegpt with its system prompt twice": (
         "sharegpt",
         {
@@ -106,28 +99,21 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         },
         [SYSTEM, ASKS, SAYS],
     ),
-    "alpaca with the same system text twice": (
-        "alpaca", {"instruction": "What is 1 + 1?", "output": "2", "system": "Be short.", "system_prompt": "Be short."},
-        [SYSTEM, ASKS, SAYS],
-    ),
+    "alpaca with the same system text twice": ("alpaca",
+        {"instruction": "What is 1 + 1?", "output": "2", "system": "Be short.", "system_prompt": "Be short."},
+        [SYSTEM, ASKS, SAYS]),
     "dolly": ("instruction_response", {"instruction": "And", "context": "3?", "response": "It is 3."}, [MORE, LAST]),
-    "dolly without context": (
-        "instruction_response", {"instruction": "What is 1 + 1?", "context": "", "response": "2"}, [ASKS, SAYS],
-    ),
-    "open orca": (
-        "question_response", {"system_prompt": "Be short.", "question": "What is 1 + 1?", "response": "2"},
-        [SYSTEM, ASKS, SAYS],
-    ),
+    "dolly without context": ("instruction_response", {"instruction": "What is 1 + 1?", "context": "", "response": "2"},
+        [ASKS, SAYS]),
+    "open orca": ("question_response", {"system_prompt": "Be short.", "question": "What is 1 + 1?", "response": "2"},
+        [SYSTEM, ASKS, SAYS]),
     "query and answer": ("query_answer", {"query": "What is 1 + 1?", "answer": "2"}, [ASKS, SAYS]),
-    "calls as text": (
-        "xlam", {"query": "What is 1 + 1?", "answers": json.dumps([{"name": "look", "arguments": {"at": "sky"}}])},
-        [ASKS, CALL],
-    ),
-    "calls as a list": (
-        "xlam",
+    "calls as text": ("xlam",
+        {"query": "What is 1 + 1?", "answers": json.dumps([{"name": "look", "arguments": {"at": "sky"}}])},
+        [ASKS, CALL]),
+    "calls as a list": ("xlam",
         {"system": "Be short.", "query": "What is 1 + 1?", "answers": [{"name": "look", "arguments": {"at": "sky"}}]},
-        [SYSTEM, ASKS, CALL],
-    ),
+        [SYSTEM, ASKS, CALL]),
 }  # fmt: skip
 
 
@@ -180,10 +166,8 @@ BAD = {
     "messages as turns": ("sharegpt", {"conversations": [ASKS]}, "AD112", "set messages_key"),
     "no form": ("alpaca", {"instruction": "a"}, "AD110", "no key 'output'"),
     "no answers": ("xlam", {"query": "a", "answers": "[]"}, "AD111", "'answers': a call must be JSON"),
-    "no form at all": (
-        "messages", {"Question": "a", "Response": "b"}, "AD110",
-        "no key 'messages': the row has 'Question', 'Response'; name their form by dialect=, and your names of its",
-    ),
+    "no form at all": ("messages", {"Question": "a", "Response": "b"}, "AD110",
+        "no key 'messages': the row has 'Question', 'Response'; name their form by dialect=, and your names of its"),
     "another key of the chat": ("messages", {"conversation": [ASKS]}, "AD110", "set messages_key='conversation'?"),
 }  # fmt: skip
 

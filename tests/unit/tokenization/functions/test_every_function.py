@@ -97,10 +97,8 @@ CHANGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [{"prompt_key": "q"}, {"label_key": "a"}, {"metadata_key": None}, {"tool_key": None}, {"max_length": 9},
          {"add_special_tokens": True}, {"media": "leave_out"}, {"apply_chat_template": True}],
     ),
-    "chat prompt": (
-        chat_prompt,
-        [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"a": 1}}, {"today": "2026-01-31"}],
-    ),
+    "chat prompt": (chat_prompt,
+        [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"a": 1}}, {"today": "2026-01-31"}]),
     "rows": (PromptRowFn, [{"tools": [{}]}, {"max_length": 9}]),
     "text": (
         TextTokenizeFn, [{"text_key": "t"}, {"bos": "<|im_start|>"}, {"eos": False}, {"max_length": 9},
@@ -147,8 +145,7 @@ def test_a_fingerprint_tells_which_part_differs(name, small_tokenizer, tmp_path)
     (tmp_path / "ended" / "tokenizer_config.json").write_text(config.replace("<|im_end|>", "<|endoftext|>", 1))
     other = chat_prompt(str(tmp_path / "ended")).fingerprints()
 
-    assert sorted(base) == ["template", "tokenize_fn", "tokenizer"]
-    assert base["template"] == "none"
+    assert (sorted(base), base["template"]) == (["template", "tokenize_fn", "tokenizer"], "none")
     assert chat["template"] == chat_prompt(name, chat_template_kwargs={"a": 1}).fingerprints()["template"]
     assert chat["template"] != other["template"], "the template sees the special tokens"
     assert (chat["tokenizer"], chat["tokenize_fn"]) == (other["tokenizer"], other["tokenize_fn"])
@@ -172,8 +169,7 @@ def test_fingerprints_are_pinned_and_a_change_of_meaning_asks_for_a_new_version(
     assert prints[:3] == [
         "10e50bdb4f3d19cc513ebece346c1985", "171e14b38084ec576fad7164304e019f", "98cc485b85e31a5111fe77fae13ba37f",
     ]  # fmt: skip
-    assert len(set(prints)) == 5
-    assert versions == [1, None, 1, 3, 3, None]
+    assert (len(set(prints)), versions) == (5, [1, None, 1, 3, 3, None])
 
 
 def test_a_description_cannot_be_changed_and_only_the_tokenizer_may_be_without_a_name(name):
@@ -196,8 +192,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (PromptTokenizeFn, {"tokenizer_backend": "rust"}, "tokenizer_backend='rust'"),
     (PromptTokenizeFn, {"max_length": "12"}, "max_length='12': Expected `int | None`, got `str`"),
     (PromptTokenizeFn, {"max_length": 0}, "max_length=0: Expected `int` >= 1"),
-    (PromptTokenizeFn, {"max_len": 3}, "max_len"),
-    (PromptTokenizeFn, {"prompt_key": None}, "prompt_key=None"),
+    (PromptTokenizeFn, {"max_len": 3}, "max_len"), (PromptTokenizeFn, {"prompt_key": None}, "prompt_key=None"),
     (PromptTokenizeFn, {"label_key": ""}, "label_key=''"),
     (PromptTokenizeFn, {"apply_chat_template": "yes"}, "apply_chat_template='yes': Expected `bool`"),
     (PromptTokenizeFn, {"chat_template_kwargs": {"a": 1}}, TEXT_ONLY),
@@ -208,8 +203,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (chat_prompt, {"add_special_tokens": True}, "add_special_tokens=True is for plain text"),
     (ChatTokenizeFn, {"train_on": "user"}, "train_on='user'"),
     (ChatTokenizeFn, {"turn_flags": ["weigth"]}, "turn_flags=['weigth']"),
-    (ChatTokenizeFn, {"overlong": "cut"}, "overlong='cut'"),
-    (ChatTokenizeFn, {"today": "tomorrow"}, "today is a date"),
+    (ChatTokenizeFn, {"overlong": "cut"}, "overlong='cut'"), (ChatTokenizeFn, {"today": "tomorrow"}, "today is a date"),
     (ChatTokenizeFn, {"chat_template_kwargs": {"messages": []}}, "these names are reserved: messages"),
     (ChatTokenizeFn, {"chat_template_kwargs": {"add_generation_prompt": True}}, "reserved: add_generation_prompt"),
     (fixed_length, {"max_length": 0}, "max_length=0"),

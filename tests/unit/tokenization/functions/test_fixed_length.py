@@ -57,8 +57,7 @@ def test_a_sample_is_prompt_answer_end_and_padding_and_only_the_answer_is_traine
     chunk = run(fn.open(), [ROW])
 
     (ids,), (extra,) = token_ids(chunk), values(chunk, "extra")
-    assert len(ids) == 1000
-    assert texts(fn, chunk) == [f"{CONTEXT}{SUFFIX} garden{END}"]
+    assert (len(ids), texts(fn, chunk)) == (1000, [f"{CONTEXT}{SUFFIX} garden{END}"])
     assert trained_texts(chunk, tokenizer_of(fn)) == [[f" garden{END}"]]
     assert ids[1000 - extra["num_padding"] :] == [77] * extra["num_padding"] != []
     assert values(chunk, "label") == ["garden"]
@@ -73,8 +72,7 @@ def test_a_tokenizer_without_padding_is_padded_with_its_end_and_one_without_an_e
     (ids,) = token_ids(made(no_pad))
     ended = made(no_end, add_eos=END)
 
-    assert ids[-1] == 2
-    assert trained_texts(ended, tokenizer_of(babilong(no_end))) == [[f" garden{END}"]]
+    assert (ids[-1], trained_texts(ended, tokenizer_of(babilong(no_end)))) == (2, [[f" garden{END}"]])
 
 
 def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(around):

@@ -71,33 +71,22 @@ ALL = {"train_on": "completion"}
 TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], list[str]]] = {
     "answers and their end": ({}, SKY, ["The sky is", f" blue.{END}", ""], ["The sky is", f" a fish.{END}", ""]),
     "answers alone": ({"eos": False}, SKY, ["The sky is", " blue.", ""], ["The sky is", " a fish.", ""]),
-    "behind the words that are the same": (
-        {}, GREY, ["The sky is", f" grey today{END}", ""], ["The sky is", f" green{END}", ""],
-    ),
-    "so too where there is said to be no prompt": (
-        {"prompt_key": None}, {**GREY, "prompt": None, "question": "What?"},
-        ["The sky is", f" grey today{END}", ""], ["The sky is", f" green{END}", ""],
-    ),
+    "behind the words that are the same": ({}, GREY, ["The sky is", f" grey today{END}", ""],
+        ["The sky is", f" green{END}", ""]),
+    "so too where there is said to be no prompt": ({"prompt_key": None}, {**GREY, "prompt": None, "question": "What?"},
+        ["The sky is", f" grey today{END}", ""], ["The sky is", f" green{END}", ""]),
     "the completion of a text": (ALL, SKY, ["The sky is", f" blue.{END}", ""], ["The sky is", f" a fish.{END}", ""]),
-    "a completion with its own end": (
-        ALL, {"prompt": "So", "chosen": f" it ends{END}", "rejected": " it is"}, ["So", f" it ends{END}", ""],
-        ["So", f" it is{END}", ""],
-    ),
-    "a completion behind the tokens that are the same": (
-        ALL, {"chosen": "It is grey", "rejected": "It is green"}, ["It is gre", f"y{END}", ""],
-        ["It is gre", f"en{END}", ""],
-    ),
-    "a completion that is cut": (
-        {**ALL, "max_length": 3, "overlong": "truncate_right"}, LETTERS, ["a", " b c", ""], ["a", " e d", ""],
-    ),
-    "answers that are cut": (
-        {"eos": False, "max_length": 3, "overlong": "truncate_right"}, LETTERS, ["a", " b c", ""], ["a", " e d", ""],
-    ),
-    "chats with tools": (
-        {"chat_template": TOOLS},
+    "a completion with its own end": (ALL, {"prompt": "So", "chosen": f" it ends{END}", "rejected": " it is"},
+        ["So", f" it ends{END}", ""], ["So", f" it is{END}", ""]),
+    "a completion behind the tokens that are the same": (ALL, {"chosen": "It is grey", "rejected": "It is green"},
+        ["It is gre", f"y{END}", ""], ["It is gre", f"en{END}", ""]),
+    "a completion that is cut": ({**ALL, "max_length": 3, "overlong": "truncate_right"}, LETTERS, ["a", " b c", ""],
+        ["a", " e d", ""]),
+    "answers that are cut": ({"eos": False, "max_length": 3, "overlong": "truncate_right"}, LETTERS, ["a", " b c", ""],
+        ["a", " e d", ""]),
+    "chats with tools": ({"chat_template": TOOLS},
         {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")], "tools": [{"x": 1}]},
-        [f'[{{"x": 1}}]a{END}', f"b{END}", ""], [f'[{{"x": 1}}]a{END}', f"c{END}", ""],
-    ),
+        [f'[{{"x": 1}}]a{END}', f"b{END}", ""], [f'[{{"x": 1}}]a{END}', f"c{END}", ""]),
 }  # fmt: skip
 
 
@@ -122,8 +111,7 @@ def test_chats_are_trained_on_what_comes_after_the_prompt(name, explicit, train_
 
     found = both(PreferenceTokenizeFn(name, train_on=train_on), row)
 
-    assert found[0][0].count("said before") == 1
-    assert (found[0][1:], found[1][1:]) == (good, bad)
+    assert (found[0][0].count("said before"), found[0][1:], found[1][1:]) == (1, good, bad)
 
 
 def test_pairs_that_cannot_be_learned_from_are_dropped_by_their_reason(name):
@@ -199,12 +187,10 @@ RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "whole texts beside what is said to be none": ({"prompt_key": None}, {**WHOLE, "question": ASKS, "prompt": None}),
     "a key that is empty": ({}, {**BARE, "input": "", "system": None}),
     "the question's own key": ({"prompt_key": "question"}, {**BARE, "question": ASKS}),
-    "a system prompt within": (
-        {}, {**ANSWERED, "system": "Be terse.", "prompt": [SYSTEM, {"role": "user", "content": ASKS}]},
-    ),
-    "whole chats": (
-        {}, {"question": ASKS, **{key: [{"role": "user", "content": ASKS}, *chat] for key, chat in ANSWERED.items()}},
-    ),
+    "a system prompt within": ({},
+        {**ANSWERED, "system": "Be terse.", "prompt": [SYSTEM, {"role": "user", "content": ASKS}]}),
+    "whole chats": ({},
+        {"question": ASKS, **{key: [{"role": "user", "content": ASKS}, *chat] for key, chat in ANSWERED.items()}}),
 }  # fmt: skip
 
 

@@ -39,8 +39,7 @@ def test_a_row_becomes_tokens_prompt_label_and_metadata(name, tokenizer):
 
     texts = ["café olé", *["two"] * 8]
     assert token_ids(chunk) == [tokenizer.encode(text).ids for text in texts]
-    assert values(chunk, "prompt") == texts
-    assert values(chunk, "label") == [1.5, {"x": None}, *[0] * 7]
+    assert (values(chunk, "prompt"), values(chunk, "label")) == (texts, [1.5, {"x": None}, *[0] * 7])
     assert values(chunk, "metadata") == [{"a": [1, 2.0]}, {}, *[None] * 5, "text", None]
     assert (faults(chunk), drops(chunk)) == ([], {})
 
@@ -112,8 +111,7 @@ def test_the_template_for_tools_serves_rows_with_tools_and_every_chat_has_the_va
     def prompts(**settings: Any) -> list[Any]:
         return values(run(chat_prompt(str(folder), **settings).open(), rows), "prompt")
 
-    assert prompts() == ["plain a", "tools 0", "tools 1"]
-    assert prompts(chat_template="default") == ["plain a"] * 3
+    assert (prompts(), prompts(chat_template="default")) == (["plain a", "tools 0", "tools 1"], ["plain a"] * 3)
     assert prompts(chat_template="{{ messages[0].role }}") == ["user"] * 3
     made = prompts(chat_template=variables, chat_template_kwargs=kwargs)
     assert made == ["{'b': [1], 'a': None}<|im_end|>PFalse"] * 3
@@ -126,8 +124,7 @@ def test_special_tokens_are_added_to_plain_text_only_if_asked_for(small_tokenize
 
     first = [token_ids(run(fn.open(), [{"input": "a"}]))[0][0] for fn in made]
 
-    assert [id == 0 for id in first] == [False, True, False]
-    assert first[2] == 1
+    assert ([id == 0 for id in first], first[2]) == ([False, True, False], 1)
 
 
 # PromptRowFn: the row as it is, unless its prompt is too long
@@ -148,10 +145,8 @@ def test_a_row_for_a_framework_is_kept_as_it_is_and_without_tokens_if_its_prompt
 
     short = [row for row, ids in zip(rows, token_ids(prompts), strict=True) if len(ids) <= limit]
     assert 0 < len(short) < len(rows)
-    assert values(chunk, "extra") == [*short, ROW]
-    assert token_ids(chunk) == [[]] * len(values(chunk, "extra"))
-    assert list(drops(chunk)) == ["max_length"]
-    assert faults(chunk) == [(12, "AD111"), (13, "AD110")]
+    assert (values(chunk, "extra"), token_ids(chunk)) == ([*short, ROW], [[]] * len(values(chunk, "extra")))
+    assert (list(drops(chunk)), faults(chunk)) == (["max_length"], [(12, "AD111"), (13, "AD110")])
 
 
 @pytest.mark.thorough
@@ -399,8 +394,7 @@ def test_the_tokens_and_the_mask_are_those_that_prime_rl_trains(tmp_path, qwen3)
     for sample, row in zip(delivered(tmp_path, fn, *rows), rows, strict=True):
         theirs = build_training_sample(made, row["messages"], tools=row.get("tools"), ensure_final_stop=True)
         labels = [token if one else -100 for token, one in zip(theirs.token_ids, theirs.loss_mask, strict=True)]
-        assert sample.tokens.tolist() == theirs.token_ids
-        assert sample.labels.tolist() == labels
+        assert (sample.tokens.tolist(), sample.labels.tolist()) == (theirs.token_ids, labels)
 
 
 def test_a_rollout_of_two_turns_by_the_package_has_the_ids_that_are_trained(tmp_path, qwen3):

@@ -65,14 +65,10 @@ def rows(test_data) -> list[dict[str, Any]]:
 
 
 FORMS: dict[str, tuple[dict[str, Any], Any]] = {
-    "messages": ({}, dict),
-    "messages as text": ({}, lambda row: {"messages": json.dumps(row["messages"])}),
-    "generation blocks": ({"chat_template": GENERATION}, dict),
-    "ShareGPT": ({}, as_share_gpt),
+    "messages": ({}, dict), "messages as text": ({}, lambda row: {"messages": json.dumps(row["messages"])}),
+    "generation blocks": ({"chat_template": GENERATION}, dict), "ShareGPT": ({}, as_share_gpt),
     "ShareGPT by name": ({"dialect": "sharegpt"}, as_share_gpt),
-    "prompt and completion": (
-        {}, lambda row: {"prompt": row["messages"][:1], "completion": row["messages"][1:]},
-    ),
+    "prompt and completion": ({}, lambda row: {"prompt": row["messages"][:1], "completion": row["messages"][1:]}),
 }  # fmt: skip
 
 
@@ -140,9 +136,8 @@ BAD = {
     "a half": (answers({}, {"weight": 0.5}), "'messages'[3]: 'weight' must be"),
     "a list": (answers({"train": []}), "'train' must be true, false, 1 or 0, got an array"),
     "a user": ({"messages": chat({"loss": True})}, "'messages'[0]: 'loss' says that the turn is trained, but it"),
-    "a tool": (
-        {"messages": [*chat(), {"role": "tool", "content": "1", "weight": 1}]}, "'messages'[4]: 'weight' says that",
-    ),
+    "a tool": ({"messages": [*chat(), {"role": "tool", "content": "1", "weight": 1}]},
+        "'messages'[4]: 'weight' says that"),
 }  # fmt: skip
 
 

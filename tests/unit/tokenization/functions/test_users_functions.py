@@ -51,10 +51,8 @@ SAMPLES: dict[str, tuple[Any, list[int], dict[str, Any]]] = {
         {"input_ids": np.array([1, 2]), "prompt": "é", "label": None, "metadata": {"a": 1}, "n": [1.5]}, [1, 2],
         {"prompt": "é", "metadata": {"a": 1}, "extra": {"n": [1.5]}},
     ),
-    "infinity and lone surrogates": (
-        {"input_ids": [1], "prompt": "\ud800", "metadata": {"score": float("inf")}}, [1],
-        {"prompt": "\ud800", "metadata": {"score": float("inf")}},
-    ),
+    "infinity and lone surrogates": ({"input_ids": [1], "prompt": "\ud800", "metadata": {"score": float("inf")}}, [1],
+        {"prompt": "\ud800", "metadata": {"score": float("inf")}}),
     "no labels": ({"input_ids": [5, 6], "labels": None}, [5, 6], {}),
 }  # fmt: skip
 
@@ -77,15 +75,13 @@ def test_none_or_a_text_or_no_tokens_for_xtuner_drop_a_row():
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (5, "int; need a list of token ids"),
-    (b"12345678", "bytes; need a list of token ids"),
+    (5, "int; need a list of token ids"), (b"12345678", "bytes; need a list of token ids"),
     ({"ids": [1]}, "a dict without 'input_ids': it has ['ids']"),
     ({"input_ids": "text"}, "str; need a list of token ids"),
     ({"tokens": "text"}, "str; need a list of token ids, or a dict with 'input_ids'"),
     ([1, -2], "token id -2 is negative"),
     *(([wrong], f"input_ids has {wrong!r}; it is a flat list of whole numbers") for wrong in ([1], 1.0, "a")),
-    ([2**31], ""),
-    (np.array([[1]]), "input_ids has [1]; it is a flat list"),
+    ([2**31], ""), (np.array([[1]]), "input_ids has [1]; it is a flat list"),
     ({"input_ids": [1], "metadata": {"a": len}}, "a value of type builtin_function_or_method;"),
     ({"input_ids": [1, 2], "label": [-100, 2]}, "return labels of tokens as 'labels'"),
 ]  # fmt: skip
@@ -236,8 +232,7 @@ def test_a_batched_function_is_called_once_for_all_rows_and_again_for_each_if_it
     assert "ZeroDivisionError" in bad.errors[-1].reason
     assert faults(few) == [(0, "AD425"), (1, "AD425")]
     assert "returned 1 results for 2 rows" in few.errors[0].reason
-    assert run(function, []).num_rows == 0
-    assert calls == [2, 2, 1, 1, 2]
+    assert (run(function, []).num_rows, calls) == (0, [2, 2, 1, 1, 2])
 
 
 # Its way to a worker, and its fingerprint
@@ -323,9 +318,8 @@ REFUSED_FUNCTIONS: dict[str, tuple[Any, str]] = {
     "partial": (lambda: describe(functools.partial(lengths)), NOT_IMPORTABLE),
     "of the main module": (lambda: describe(in_main), NOT_IMPORTABLE),
     "a method": (lambda: describe([].append), NOT_IMPORTABLE),
-    "one that hides another": (
-        lambda: describe(functools.wraps(lengths)(lambda row: [1])), f"AD420 '{HERE}:lengths' cannot be imported",
-    ),
+    "one that hides another": (lambda: describe(functools.wraps(lengths)(lambda row: [1])),
+        f"AD420 '{HERE}:lengths' cannot be imported"),
     "a module": (lambda: resolve_path("json"), f"AD420 .*{NO_PATH}; write 'package.module:name'"),
     "no name": (lambda: resolve_path("json:"), f"AD420 .*{NO_PATH}"),
     "dots": (lambda: resolve_path("json.loads"), f"AD420 .*{NO_PATH}"),
@@ -333,9 +327,8 @@ REFUSED_FUNCTIONS: dict[str, tuple[Any, str]] = {
     "no module": (lambda: resolve_path("no.such.module:f"), "AD420 .*No module named 'no'"),
     "not in its module": (lambda: resolve_path("json:nothing"), "AD420 .*has no attribute 'nothing'"),
     "missing for xtuner": (lambda: XTunerTokenizeFn(f"{XTUNER_FNS}:missing").resolve(), "AD420 cannot import"),
-    "a dict for xtuner": (
-        lambda: XTunerTokenizeFn(dict).resolve(), "AD420 'builtins:dict' makes a dict, which lacks __call__ or hash",
-    ),
+    "a dict for xtuner": (lambda: XTunerTokenizeFn(dict).resolve(),
+        "AD420 'builtins:dict' makes a dict, which lacks __call__ or hash"),
     "a lambda for xtuner": (lambda: XTunerTokenizeFn(lambda: None).resolve(), "AD420 .* has no import path"),
     "arguments": (lambda: XTunerTokenizeFn(CHARACTERS, {"name": {1}}).resolve(), "arguments must be JSON values"),
     "a class that needs an argument": (lambda: resolved(Returns), NEEDS_AN_ARGUMENT),
@@ -485,5 +478,5 @@ def test_pictures_of_another_size_are_bad_rows_and_a_root_is_a_path():
     opened = XTunerTokenizeFn(Pictures(VL | {"pixel_values": np.ones((4, 25))})).open()
     assert isinstance(opened, FunctionTokenizer)
     assert faults(run(opened, [{}])) == [(0, "AD425")]
-    with pytest.raises(ConfigError, match="media_root is the rows of a folder"):
+    with pytest.raises(ConfigError, match="media_root is the path of a folder"):
         XTunerTokenizeFn(Pictures(VL), media_root=1)
