@@ -168,10 +168,9 @@ class PanicException(BaseException):
     """What a panic in Rust is."""
 
 
-def following(error: BaseException, cause: BaseException | None = None, **context: BaseException) -> BaseException:
-    """The error as it is after ``raise error from cause``, or while another one was handled."""
-    error.__cause__, error.__context__ = cause, context.get("handled", cause)
-    error.__suppress_context__ = "handled" not in context
+def following(error, cause=None, handled=None, is_hidden=False):
+    """The error as it is after ``raise error from cause``, or while another one was handled, and maybe hidden."""
+    error.__cause__, error.__context__, error.__suppress_context__ = cause, handled or cause, is_hidden or not handled
     return error
 
 
@@ -207,21 +206,14 @@ OTHERS = [
     ValueError("memory"), RuntimeError("can't start new thread of row 7"), FileNotFoundError(errno.ENOENT, "x"),
     OSError("no number"), PanicException("index out of bounds"), ExceptionGroup("two", [MemoryError(), ValueError()]),
     following(ValueError(), handled=KeyError()), RecursionError(), in_a_circle(),
+    following(ValueError(), handled=MemoryError(), is_hidden=True),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("error", OTHERS, ids=repr)
 def test_another_error_is_a_rows(error):
-    assert short_of(error) == ""
+    assert (short_of(error), is_shortage(error)) == ("", False)
     raise_if_shortage(error)
-
-
-def test_what_was_handled_and_hidden_is_no_cause():
-    error = following(ValueError(), handled=MemoryError())
-    assert is_shortage(error)
-
-    error.__suppress_context__ = True
-    assert not is_shortage(error)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -178,11 +178,7 @@ def test_a_detached_sample_owns_what_it_has_and_lets_go_of_its_chunk():
     assert Sample.from_dict(sample.to_dict()).labels.tolist() == [4, -100, 6]
 
 
-def by_pickle(sample: Sample) -> Sample:
-    return pickle.loads(pickle.dumps(sample))  # noqa: S301 - our own
-
-
-@pytest.mark.parametrize("clone", [by_pickle, copy.deepcopy])
+@pytest.mark.parametrize("clone", [lambda sample: pickle.loads(pickle.dumps(sample)), copy.deepcopy])  # noqa: S301 - our own
 def test_a_clone_has_every_value_and_no_chunk(sample, chunk, clone):
     sample.reward, sample.status, sample.rollout_log_probs = 0.5, Status.COMPLETED, [-0.1]
     found = clone(sample)

@@ -254,17 +254,13 @@ class Listed:
         """Nothing is open."""
 
 
-def opened(number: int) -> Any:
-    return JsonlSource(f"s3://{number}/*.jsonl", storage_options={"store": f"{__name__}:Listed"}).open(1024)
-
-
 def test_very_many_objects_are_opened_without_a_value_for_each_and_digested_when_they_are_listed(monkeypatch):
     """A first state must not stop the trainer to digest a million objects."""
     made = []
     of_one = real("object_of_many")
     change(monkeypatch, object_of_many=lambda self, number: made.append(number) or of_one(self, number))
 
-    blocks = opened(3000)
+    blocks = JsonlSource("s3://3000/*.jsonl", storage_options={"store": f"{__name__}:Listed"}).open(1024)
     with monkeypatch.context() as patch:
         patch.setattr("asyncdata.core.identity.short_digest", None)
         assert blocks.fingerprint()["num_files"] == 3000

@@ -89,18 +89,14 @@ def test_every_series_has_axes_with_few_ticks_from_end_to_end(values):
     assert 1 <= len(chart.x.ticks) <= 8
 
 
-def steps_in(folder, *moments, **settings):
-    """The steps of a run of these moments."""
-    write(folder / "rank-00000-0000.jsonl", [start(), *moments])
-    run = read(folder)
-    return list(steps_of(run.stream, origins(run)[0], **settings))
-
-
 def test_the_time_of_a_call_is_shown_until_it_ended_also_over_moments_without_an_answer(tmp_path):
     moments = [interval(0, 0, elapsed, 40 * elapsed, 0) for elapsed in range(5)]
     nothing = {"calls": 0, "wait_s": {}, "step_s": 0.0}
     moments[1:3] = [msgspec.structs.replace(moment, **nothing) for moment in moments[1:3]]
-    found = [(s.since, s.until, s.added.calls) for s in steps_in(tmp_path, *moments, of_calls=True) if s is not None]
+    write(tmp_path / "rank-00000-0000.jsonl", [start(), *moments])
+    run = read(tmp_path)
+    steps = steps_of(run.stream, origins(run)[0], of_calls=True)
+    found = [(s.since, s.until, s.added.calls) for s in steps if s is not None]
     assert found == [(0, 15, 30), (15, 20, 10)]
 
 

@@ -394,14 +394,6 @@ def blocks_of(*paths: Path) -> FileBlocks:
     return FileBlocks([stamp(str(path)) for path in paths], 64, 1000)
 
 
-def refs_of(*paths: Path) -> list[FileRef]:
-    return Files([stamp(str(path)) for path in paths], 99).refs
-
-
-def reader_of(*paths: Path) -> LineReader:
-    return LineReader(Job(files=refs_of(*paths), tokenize=None, max_row_bytes=999, block_bytes=10, slack_bytes=0))
-
-
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("is_one_of_many", [False, True])
 def test_a_file_that_is_not_what_it_was_is_named_before_an_epoch(path, others, change, is_one_of_many):
@@ -438,7 +430,8 @@ def test_what_happens_before_the_fingerprint_is_looked_at_by_stat_alone(path, ot
 
 def test_a_file_that_is_closed_to_make_room_is_looked_at_before(path, others, monkeypatch):
     change(monkeypatch, most_open_files=32)
-    reader = reader_of(path, *others)
+    refs = Files([stamp(str(each)) for each in (path, *others)], 99).refs
+    reader = LineReader(Job(files=refs, tokenize=None, max_row_bytes=999, block_bytes=10, slack_bytes=0))
     reader.read_block(Block(0, 0, 10), 99)
     path.write_bytes(EDITED)
 

@@ -52,11 +52,6 @@ def trained(sample: Any, name: Any) -> str:
     return Tokenizer.from_file(f"{name}/tokenizer.json").decode(labels, skip_special_tokens=False)
 
 
-def trained_of(folder: Path, fn: Any, row: dict[str, Any]) -> str:
-    (sample,), _, _ = delivered(folder, fn, row)
-    return trained(sample, fn.tokenizer)
-
-
 @pytest.fixture
 def rows(test_data) -> list[dict[str, Any]]:
     """One for each trainer's own flag."""
@@ -116,9 +111,9 @@ def test_the_rest_of_a_chat_that_is_trained_whole_stays_trained(tmp_path, small_
     ],
 )
 def test_each_flag_says_yes_or_no(tmp_path, small_tokenizer, flag, value, is_trained):
-    fn = ChatTokenizeFn(small_tokenizer)
+    (sample,), _, _ = delivered(tmp_path, ChatTokenizeFn(small_tokenizer), answers({flag: value}))
 
-    assert trained_of(tmp_path, fn, answers({flag: value})) == NO * is_trained + YES
+    assert trained(sample, small_tokenizer) == NO * is_trained + YES
 
 
 def test_one_no_is_enough_and_a_turn_that_is_not_trained_anyway_may_say_so(tmp_path, small_tokenizer):
