@@ -65,9 +65,7 @@ def test_all_that_a_killed_writer_leaves_is_known_as_such_later(tmp_path, monkey
     assert (sorted(os.listdir(tmp_path)), (tmp_path / "s").read_bytes()) == (["kept.tmp", "s"], b"newer")
 
 
-def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is_kept_as_it_is_then(
-    tmp_path, monkeypatch
-):
+def test_an_older_file_that_another_writer_replaces_during_the_link_is_kept(tmp_path, monkeypatch):
     """The kernel's answer to the link is ENOENT then, with a file in place (`vfs_link` in Linux)."""
     path = str(tmp_path / "s")
     replace_file(path, [b"old"], 3)

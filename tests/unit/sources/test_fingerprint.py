@@ -88,9 +88,7 @@ def test_the_canonical_encoding_does_not_depend_on_the_order_of_keys():
         (3 * MIB + 7, "0e964e900b53b496865a711554de7fcc"),
     ],
 )
-def test_a_file_digest_is_the_same_for_ever_whatever_is_added_and_however_it_is_read(
-    tmp_path, monkeypatch, num_bytes, expected
-):
+def test_a_file_digest_is_the_same_for_ever_however_it_grows_and_is_read(tmp_path, monkeypatch, num_bytes, expected):
     path, pread = write(tmp_path / "a", content(num_bytes)), os.pread
     assert file_digest(path, num_bytes) == expected
 
@@ -106,9 +104,7 @@ def test_a_file_digest_is_the_same_for_ever_whatever_is_added_and_however_it_is_
         (8 * MIB, [0, 64 * KIB - 1, 64 * KIB, 64 * KIB + 15 * (8 * MIB - 128 * KIB) // 16 + 4095, -64 * KIB, -1]),
     ],
 )  # fmt: skip
-def test_every_byte_of_a_small_file_and_of_both_ends_and_the_blocks_between_of_a_large_one_counts(
-    tmp_path, num_bytes, places
-):
+def test_every_byte_of_a_small_file_and_of_the_blocks_of_a_large_one_counts(tmp_path, num_bytes, places):
     data = bytearray(content(num_bytes))
     digests = {file_digest(write(tmp_path / "a", data), num_bytes)}
     for place in places:

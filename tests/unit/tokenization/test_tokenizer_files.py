@@ -169,9 +169,7 @@ def test_the_digest_is_of_the_content(edited, small_tokenizer):
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def test_a_folder_is_used_as_it_is_and_a_hub_name_is_fetched_once_and_only_the_tokenizers_files(
-    small_tokenizer, tmp_path, monkeypatch
-):
+def test_a_folder_is_used_as_it_is_and_of_a_hub_name_the_files_are_fetched_once(small_tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(small_tokenizer.parent)
     monkeypatch.setenv("HOME", str(small_tokenizer.parent))
     snapshot = shutil.copytree(small_tokenizer, tmp_path / "snapshots" / COMMIT)
@@ -186,9 +184,7 @@ def test_a_folder_is_used_as_it_is_and_a_hub_name_is_fetched_once_and_only_the_t
     assert not any("safetensors" in pattern or pattern == "*" for pattern in PATTERNS)
 
 
-def test_a_name_that_is_no_folder_with_a_tokenizer_and_not_on_the_hub_is_refused_with_the_way_out(
-    tmp_path, small_tokenizer, monkeypatch
-):
+def test_a_name_without_a_tokenizer_is_refused_with_the_way_out(tmp_path, small_tokenizer, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=OSError("401 Client Error")))
 
     with pytest.raises(ConfigError) as caught:

@@ -81,9 +81,7 @@ def watched(monkeypatch, tokenizer, files) -> Watched:
     return backend
 
 
-def test_texts_with_a_character_that_is_not_proven_go_to_tokenizers_and_come_back_in_their_place(
-    watched, tokenizer, files, monkeypatch
-):
+def test_texts_that_are_not_proven_go_to_tokenizers_and_keep_their_place(watched, tokenizer, files, monkeypatch):
     loads, load = [], real("load_a_tokenizer")
     change(monkeypatch, load_a_tokenizer=lambda self: loads.append(1) or load(self))
     encoder = open_encoder(files)
@@ -321,9 +319,7 @@ def proven(monkeypatch) -> Callable[[TokenizerFiles], TokenizerFiles]:
 @pytest.mark.parametrize("form", ["", "NFC"])
 @in_ci(max_examples=40)
 @given(texts=st.lists(a_text | st.text(st.characters(max_codepoint=127), max_size=9), max_size=5))
-def test_offsets_from_ids_are_those_of_tokenizers_for_every_text_in_its_normal_form(
-    small_tokenizer, normalizing, form, texts
-):
+def test_offsets_from_ids_are_those_of_tokenizers_for_normal_texts(small_tokenizer, normalizing, form, texts):
     files = normalizing if form else TokenizerFiles(str(small_tokenizer))
     tokenizer = files.load()
     lengths = TokenLengths(lengths_of(files, tokenizer), files.normal_form or "")
@@ -403,9 +399,7 @@ def test_the_check_names_the_first_text_whose_offsets_are_others(files):
     assert check.difference.endswith(" 'hea'")
 
 
-def test_a_proven_backend_tells_the_same_as_tokenizers_which_is_not_loaded_for_plain_texts(
-    proven, normalizing, monkeypatch
-):
+def test_a_proven_backend_tells_the_same_and_tokenizers_is_loaded_late(proven, normalizing, monkeypatch):
     files = proven(normalizing)
     plain_texts = ["", "one word", "<|im_start|>user\ncaf\u00e9<|im_end|>", "\u4e2d\u6587"[:1]]
     others = ["cafe\u0301", "\u0416", "a \u0958 b", "\ud800", "\u6587"]
@@ -453,9 +447,7 @@ def test_the_samples_are_the_same_by_every_backend(proven, normalizing, make, ro
     assert isinstance(made[0][0][0], list), "it is a sample"
 
 
-def test_a_backend_without_proven_offsets_is_not_used_by_auto_and_refused_by_name(
-    proven, small_tokenizer, tmp_path, monkeypatch
-):
+def test_a_backend_without_proven_offsets_is_refused_by_name(proven, small_tokenizer, tmp_path, monkeypatch):
     files = proven(changed(small_tokenizer, tmp_path / "lower", normalizer=normalizers.Lowercase()))
     folder = files.folder
 

@@ -130,9 +130,7 @@ def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_
     assert choose(files, "hf") is None
 
 
-def test_a_backend_that_is_named_and_cannot_be_used_is_an_error_that_says_why_and_the_way_out(
-    monkeypatch, files, wrong
-):
+def test_a_named_backend_that_cannot_be_used_is_an_error_with_the_way_out(monkeypatch, files, wrong):
     def cannot_load() -> Fake:
         raise ValueError("unsupported pre-tokenizer")
 

@@ -125,9 +125,7 @@ CHANGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize(("make", "changes"), CHANGES.values(), ids=CHANGES)
-def test_every_setting_that_changes_samples_is_in_the_fingerprint_and_where_the_tokenizer_lies_is_not(
-    small_tokenizer, tmp_path, make, changes
-):
+def test_every_setting_that_changes_samples_is_in_the_fingerprint_alone(small_tokenizer, tmp_path, make, changes):
     def prints(folder: Any = small_tokenizer, **settings: Any) -> str:
         return json.dumps(make(str(folder), **settings).fingerprints())
 
@@ -242,9 +240,7 @@ def test_a_setting_that_cannot_work_is_refused_by_name(make, settings, reason):
         (ChatTokenizeFn, {"chat_template": "{{ strftime_now('%Y') }}"}, "fix it: today='2026-01-31'"),
     ],
 )  # fmt: skip
-def test_what_the_tokenizers_files_lack_is_refused_before_workers_start(
-    small_tokenizer, tmp_path, make, settings, reason
-):
+def test_what_the_files_lack_is_refused_before_workers_start(small_tokenizer, tmp_path, make, settings, reason):
     nothing = {"eos_token": None, "pad_token": None, "chat_template": None}
     folder = variant(small_tokenizer, tmp_path / "bare", config=nothing)
 

@@ -26,9 +26,7 @@ TEXT = "All of this is trained, caf\u00e9 \U0001f600 too."
     ],
     ids=str,
 )  # fmt: skip
-def test_tokens_are_put_around_a_text_as_asked_and_all_but_the_first_are_trained(
-    small_tokenizer, tmp_path, settings, before, after
-):
+def test_tokens_around_a_text_are_as_asked_and_trained(small_tokenizer, tmp_path, settings, before, after):
     folder = variant(small_tokenizer, tmp_path / "bos", config={"bos_token": "<|im_start|>"})
     tokenizer = tokenizer_of(TextTokenizeFn(folder))
 
@@ -266,9 +264,7 @@ def test_a_sample_is_prompt_answer_end_and_padding_and_only_the_answer_is_traine
     assert values(chunk, "label") == ["garden"]
 
 
-def test_a_tokenizer_without_padding_is_padded_with_its_end_and_one_without_an_end_can_be_given_one(
-    small_tokenizer, tmp_path
-):
+def test_padding_may_be_the_end_and_an_end_may_be_given(small_tokenizer, tmp_path):
     no_pad = variant(small_tokenizer, tmp_path / "no_pad", config={"pad_token": None})
     no_end = variant(small_tokenizer, tmp_path / "no_end", config={"eos_token": None})
 
@@ -353,9 +349,7 @@ def test_a_row_that_would_lose_too_much_of_its_context_or_the_answer_in_it_is_dr
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(("file", "max_length"), [("qa1_4k.json", 512), ("qa1_32k.json", 31000)])
 @pytest.mark.parametrize("every", SOME)
-def test_below_the_prompts_length_every_sample_of_babilong_has_its_question(
-    test_data, tokenizer, cut, file, max_length, every
-):
+def test_every_cut_sample_of_babilong_has_its_question(test_data, tokenizer, cut, file, max_length, every):
     rows = rows_of_babilong(test_data, file, every)
     fn = babilong(str(test_data / "tokenizers" / tokenizer), max_length, overlong=cut)
 
