@@ -14,7 +14,7 @@ from asyncdata.demo import tokenizer_folder
 
 PACKAGE = Path(__file__).parents[2] / "asyncdata"
 
-MAX_LINES = 40_040
+MAX_LINES = 39_975
 MAX_PLAIN_LINES = 10_460
 """What a loader over JSONL with PromptTokenizeFn and two workers imports into the trainer's process."""
 

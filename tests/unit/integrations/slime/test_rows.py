@@ -1,4 +1,4 @@
-"""Rows as slime and miles read them: what the records of ``test_slime_and_miles`` lack.
+"""Rows as slime and miles read them: what the records of ``test_slime_source`` lack.
 
 Prompts, tokens, and what is said of bad rows are in ``tests/transcripts``: ``slime-rows.md`` and ``slime-chats.md``.
 """
