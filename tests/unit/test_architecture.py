@@ -1,13 +1,27 @@
-"""The house rules, held by reading the package's source: who may import whom, and how long things may grow."""
+"""The house rules: who may import whom, how long things may grow, what the package weighs, and what it imports."""
+
+from __future__ import annotations
 
 import ast
+import io
+import json
 import re
 import statistics
+import subprocess
+import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = Path(__file__).parents[2] / "asyncdata"
+import pytest
+
+import asyncdata
+from asyncdata import errors, filters, xtuner
+from asyncdata.demo import tokenizer_folder
+from tests.support.release import ROOT
+
+PACKAGE = ROOT / "asyncdata"
 TESTS = PACKAGE.parent / "tests"
 
 # From the ground up: a folder imports, also for types, only from folders that stand before it. "asyncdata" is the
@@ -226,3 +240,116 @@ def test_the_tests_do_not_grow_and_reach_into_no_more_inner_modules():
 
     assert lines <= MAX_TEST_LINES
     assert len(inner_imports(read_package(TESTS))) <= MAX_INNER_IMPORTS
+
+
+MAX_LINES = 40_040
+MAX_PLAIN_LINES = 10_460
+"""What a loader over JSONL with PromptTokenizeFn and two workers imports into the trainer's process."""
+
+WINGS = (
+    "batching.online", "batching.packers", "batching.planned", "cli", "delivery.media_queue", "delivery.merger",
+    "delivery.outcome_memory", "delivery.quarantine", "integrations", "loader.exclusions", "loader.loader_media",
+    "loader.mix", "loader.mixture_engine", "loader.opened_rows", "loader.outcomes", "loader.proving",
+    "loader.recording", "loader.opened_rows", "loader.wait_progress", "order.mixture", "read_ahead.mixture",
+    "read_ahead.ranks", "read_ahead.row_index", "read_ahead.indexed_windows",
+    "read_ahead.ranks", "read_ahead.stream_windows", "report", "sources.arrow",
+    "sources.growing", "sources.remote.reads", "sources.remote.store", "sources.text_stream", "telemetry.recorder",
+    "tokenization.pictures", "workers.inline", "workers.ray.executor", "workers.request_handler",
+)  # fmt: skip
+"""What is imported only where its setting is set."""
+
+PLAIN = """
+import sys
+from asyncdata import DataLoader, JsonlSource, PromptTokenizeFn
+
+path, folder = sys.argv[1:]
+settings = {"tokenize_fn": PromptTokenizeFn(folder), "num_workers": 2, "batch_size": 8, "epochs": 1}
+with DataLoader(JsonlSource(path), **settings) as loader:
+    batches = iter(loader)
+    next(batches)
+    state, numbers = loader.state_dict(), loader.statistics().to_dict()
+with DataLoader(JsonlSource(path), **settings) as loader:
+    loader.load_state_dict(state)
+    for batch in loader:
+        pass
+print(*(name for name in sys.modules if name.partition(".")[0] == "asyncdata"))
+"""
+
+
+def code_lines(text: str) -> int:
+    """Lines with code: no comments, docstrings and blank lines."""
+    between = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    silent = between | {tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in silent and not (token.type == tokenize.STRING and before in between):
+            lines.update(range(token.start[0], token.end[0] + 1))
+        if token.type not in {tokenize.COMMENT, tokenize.NL}:
+            before = token.type
+    return len(lines)
+
+
+def lines_of(path: Path) -> int:
+    return code_lines(path.read_text(encoding="utf-8"))
+
+
+def test_the_package_does_not_outgrow_what_was_decided():
+    assert sum(map(lines_of, PACKAGE.rglob("*.py"))) <= MAX_LINES
+
+
+def test_a_plain_loader_imports_no_wing_and_less_than_what_was_decided(tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"input": "What is {n} + 7?"}}\n' for n in range(40)))
+
+    command = [sys.executable, "-c", PLAIN, str(data), str(tokenizer_folder())]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=PACKAGE.parent).stdout
+    names = [name.removeprefix("asyncdata.") for name in printed.split() if name != "asyncdata"]
+    files = [PACKAGE.joinpath(*name.split(".")) for name in names]
+    paths = [path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py" for path in files]
+
+    assert len(names) > 50
+    assert [name for name in names if name.startswith(WINGS)] == []
+    assert sum(map(lines_of, paths)) + lines_of(PACKAGE / "__init__.py") <= MAX_PLAIN_LINES
+
+
+def modules_after(statements: str) -> set[str]:
+    code = f"import sys\n{statements}\nnames = sorted(sys.modules)\nimport json\nprint(json.dumps(names))"
+    command = [sys.executable, "-c", code]
+    return set(json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout))
+
+
+def test_a_public_name_resolves_and_says_what_it_is_and_another_is_an_attribute_error():
+    for name in asyncdata.__all__:
+        assert getattr(asyncdata, name).__doc__, name
+        assert name in dir(asyncdata)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = asyncdata.no_such_name
+
+
+@pytest.mark.parametrize("module", [errors, filters, xtuner])
+def test_the_names_of_a_public_module_are_a_sorted_list_and_are_explained(module):
+    assert module.__name__.rpartition(".")[2] in dir(asyncdata)
+    assert list(module.__all__) == sorted(set(module.__all__), key=str.casefold)
+    assert all(getattr(module, name).__doc__ for name in module.__all__)
+    assert not {*module.__all__} & {*asyncdata.__all__}
+
+
+def test_public_modules_need_no_import_of_their_own():
+    imported = modules_after("import asyncdata\nasyncdata.errors.EndOfData") - modules_after("import typing")
+
+    assert {name for name in imported if name.startswith("asyncdata.")} == {
+        *("asyncdata.core", "asyncdata.core.errors", "asyncdata.errors")
+    }
+
+
+def test_importing_the_package_imports_typing_and_two_small_modules():
+    imported = modules_after("import asyncdata") - modules_after("import __future__, importlib, typing")
+    assert imported == {"asyncdata", "asyncdata.core"}
+
+
+def test_resolving_every_public_name_imports_no_framework():
+    imported = modules_after("import asyncdata\nfor name in asyncdata.__all__: getattr(asyncdata, name)")
+
+    assert "asyncdata.loader.loader" in imported
+    assert imported & HEAVY.keys() == set()

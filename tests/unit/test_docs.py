@@ -1,12 +1,14 @@
-"""README.md and docs/: every example runs and prints what its page says, and the reference lists all there is."""
+"""README.md and docs/: examples run and print what a page says, the reference lists all there is, and figures exist."""
 
 import ast
 import asyncio
 import importlib
 import inspect
 import itertools
+import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -28,7 +30,9 @@ from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
 from asyncdata.errors import ConfigError
 from asyncdata.loader.config import STRUCTS
+from tests.benchmarks.peers.environments import ENVIRONMENTS
 from tests.benchmarks.run import FIGURES
+from tests.support.figures import TARGETS
 from tests.support.pages import HOME, Block, blocks_of, is_printed, reference, run_block, run_command
 
 ROOT = Path(__file__).parents[2]
@@ -398,3 +402,46 @@ def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_st
     for program in programs:
         code = program.read_text(encoding="utf-8")
         assert "asyncdata" in code and "__main__" in code, program
+
+
+def test_the_page_has_a_row_for_each_figure_and_names_tests_that_exist():
+    page = (ROOT / "docs" / "explanation" / "reliability.md").read_text(encoding="utf-8")
+    rows = {cells[1].strip(): cells for cells in (line.split("|") for line in page.splitlines()) if len(cells) == 7}
+
+    assert set(TARGETS) | {"R6", "R14"} == set(rows) - {"", "---"}
+    named = [path for cells in rows.values() for path in re.findall(r"tests/[\w/.]+", cells[5])]
+    assert len(named) > len(TARGETS)
+    assert all((ROOT / path).exists() for path in named)
+
+
+def test_the_page_of_measurements_explains_every_figure_once_and_has_results_of_each():
+    page = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
+    sections = (
+        page.split(f"## {name}\n", 1)[1].split("\n## ", 1)[0] for name in ("What is measured", "Time and memory")
+    )
+    explained, results = (re.findall(r"^\| (S\d+b?) \|", section, re.MULTILINE) for section in sections)
+
+    assert explained == list(FIGURES)
+    assert list(dict.fromkeys(results)) == list(FIGURES)
+    assert all("==" in package for peer in ENVIRONMENTS.values() for step in peer.steps for package in step)
+
+
+@pytest.mark.thorough
+def test_each_promise_is_held_by_an_integration_test_of_the_quick_selection():
+    pattern = re.compile(r"`(tests/integration/[\w/]+\.py::[\w:]+)`")
+    page = (ROOT / "docs/explanation/reliability.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (P\d): .*?\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
+    named = {promise: pattern.findall(text) for promise, text in sections}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *sum(named.values(), [])],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    quick = {line.partition("[")[0] for line in run.stdout.splitlines()}
+    assert len(named) == 8
+    assert [promise for promise, names in named.items() if not quick.intersection(names)] == []

@@ -1,4 +1,4 @@
-"""Commands as processes of a shell: workers, signals, terminals, pipes, and streams that cannot be written."""
+"""Commands as processes of a shell: workers, signals, terminals, pipes, streams that cannot be written; the doctor."""
 
 from __future__ import annotations
 
@@ -238,3 +238,35 @@ def test_with_every_stream_closed_no_file_takes_their_place(redirected, tmp_path
     assert redirected(f"{words} --record record.jsonl >/dev/null 2>&- <&-")[0] == 0
     assert len([json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]) == 20
     assert redirected(f"{words} >&- 2>&- <&-")[0] == 1
+
+
+def doctor(capsys, *data: object) -> tuple[int, dict[str, str]]:
+    status = main(["doctor", "--json", *map(str, data)])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_workers_start_and_data_is_there(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n' * 5)
+
+    status, found = doctor(capsys, path)
+
+    assert status == 0
+    assert "64 rows are there" in found["workers"]
+    assert "0 proofs" in found["cache"]
+    assert found[str(path)] == "1 files, 0.0 MB"
+    assert f"of {os.cpu_count()}" in found["cpus"]
+    assert "msgspec " in found["packages"]
+
+
+def test_what_fails_is_named_and_is_the_exit_status(capsys, tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+
+    status, found = doctor(capsys, tmp_path / "missing.jsonl")
+
+    assert status == 1
+    assert found["cache"].startswith("FAILED: ")
+    assert found[str(tmp_path / "missing.jsonl")].startswith("FAILED: AD304 cannot read")

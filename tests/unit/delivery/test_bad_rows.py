@@ -1,4 +1,4 @@
-"""Bad rows: what their errors say; and those that are passed over are logged, and written where they can be read."""
+"""Bad rows are errors, or are logged and written where they can be read; and when a file of many drops is told of."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import errno
 import json
 import os
 import tracemalloc
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import SourceLocation
 from asyncdata.errors import BadRowError, QuarantineError
-from tests.support.parts import Quarantine, RowError, bad_row_error, read_quarantine
+from tests.support.parts import MassDrops, Quarantine, RowError, bad_row_error, read_quarantine
 
 PLACE = {"path": "/rows", "line": 3, "byte_offset": 9}
 ERROR = BadRowError("AD101", "cut off \u00fc", **PLACE, excerpt='{"a', traceback="long")
@@ -141,3 +143,78 @@ def test_a_file_that_is_gone_does_not_hide_what_is_wrong_with_the_row(tmp_path):
     error = bad_row_error(place, RowError(1, "AD423", "a worker died"))
     assert (error.line, error.byte_offset, error.excerpt) == (None, 10, "")
     assert str(error) == f"AD423 {place.path} (byte 10): a worker died"
+
+
+class Told:
+    """What is logged of requests, each with the file of each of its rows."""
+
+    def __init__(self, num_files):
+        self.drops = MassDrops("", num_files)
+
+    def see(self, files, dropped, ours=None):
+        rows = SimpleNamespace(num_rows=len(files), file_ids=lambda: np.array(files))
+        rows.row_location = lambda row: SourceLocation(str(files[row]), -1, 0, row)
+        with capture_logs() as events:
+            self.drops.see(rows, dropped, ours)
+        return [(one["reason"], one.get("path", ""), one["num_dropped"], one["num_rows"]) for one in events]
+
+
+def test_a_file_is_told_of_once_a_reason_from_twenty_rows_and_more_than_five_percent_on():
+    told = Told(3)
+
+    assert told.see([0] * 400, {"long": [*range(0, 19)]}) == []
+    assert told.see([0] * 1, {"long": [0]}) == [], "20 of 401 are not more than 5 percent"
+    assert told.see([0] * 1, {"long": [0]}) == [("long", "0", 21, 402)]
+    assert told.see([0] * 100, {"long": [*range(0, 100)]}) == []
+    found = told.see([1] * 50 + [2] * 50, {"long": [*range(0, 50)], "empty": [*range(50, 100)]})
+    assert found == [("long", "1", 50, 50), ("empty", "2", 50, 50)]
+
+
+def test_what_is_left_out_on_purpose_is_not_told_and_what_comes_again_is_counted_anew():
+    told = Told(1)
+
+    assert (
+        told.see([0] * 100, {"excluded": [*range(0, 100)], "journal": [*range(0, 100)], "long": [*range(0, 15)]}) == []
+    )
+    told.drops.restart()
+    assert told.see([0] * 100, {"long": [*range(0, 15)]}) == []
+
+
+def test_a_file_that_stands_out_is_told_of_after_the_whole_source_and_named_files_do_not_count_for_it_again():
+    told = Told(10)
+
+    assert told.see([row % 10 for row in range(100)], {"long": [*range(30)]}) == [("long", "", 30, 100)]
+    assert told.see([3] * 20, {"long": [*range(20)]}) == [("long", "3", 23, 30)]
+    assert told.see([4] * 20, {"long": [*range(3)]}) == []
+
+    told, others = Told(20), [1 + row % 19 for row in range(190)]
+    assert told.see([0] * 40, {"long": [*range(40)]}) == [("long", "0", 40, 40)]
+    assert told.see(others, {"long": [*range(19)]}) == []
+    assert told.see(others[:19], {"long": [0]}) == [("long", "", 20, 249)]
+
+
+def test_rows_of_other_ranks_do_not_count():
+    ours = np.arange(1000) < 100
+
+    assert Told(1).see([0] * 1000, {"bad row AD424": [*range(0, 30)]}, ours) == [("bad row AD424", "0", 30, 100)]
+
+
+def test_memory_is_bounded_for_a_million_files_and_a_reason_for_each_row():
+    tracemalloc.start()
+    try:
+        told = Told(1_000_000)
+        found = told.see(list(range(999_000, 1_000_000)), {f"reason {row}": [row] for row in range(1000)})
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert found == [("other reasons", "", 970, 1000)]
+    assert num_bytes < 20e6
+
+
+def test_at_most_twenty_files_are_named_for_a_reason():
+    told = Told(100)
+
+    found = told.see([row // 20 for row in range(2000)], {"long": [*range(0, 2000)]})
+
+    assert [path for _, path, _, _ in found] == [*map(str, range(20)), ""]
