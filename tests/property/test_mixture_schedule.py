@@ -3,8 +3,6 @@
 What it is, is held by the model of `tests/support/model_order.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

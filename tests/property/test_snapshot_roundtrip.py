@@ -1,7 +1,5 @@
 """Any snapshot comes back from a file, a state_dict and JSON; and whatever else is given to them is a SnapshotError."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from contextlib import suppress

@@ -1,9 +1,8 @@
 """Blocks found in a template's text, what is proven of templates, and rows in bulk, against what each is by itself."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -13,13 +12,8 @@ from asyncdata import ChatTokenizeFn, PromptTokenizeFn
 from tests.support.chat_templates import ODD, SPECIAL, WELL_KNOWN, plain
 from tests.support.chats import GENERATION
 from tests.support.examples import in_ci
-from tests.support.parts import ChatSpans, ChatTemplate, RowFault
+from tests.support.parts import ChatSpans, ChatTemplate, Program, RowFault
 from tests.unit.tokenization import outcomes, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.parts import Program
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy
 

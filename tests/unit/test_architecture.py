@@ -1,7 +1,5 @@
 """The house rules: who may import whom, how long things may grow, what the package weighs, and what it imports."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """Work is dealt out evenly: rows to ranks and micro-batches by `balance`, and packs by length grouping."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from itertools import product
 from types import SimpleNamespace

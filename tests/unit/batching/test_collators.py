@@ -1,7 +1,5 @@
 """Collators: nothing is predicted over a boundary, boundaries are those of documents, and shapes are as promised."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """Columns in batches: each value stands at its token, beside its label, or with its document; the rest is padding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 That planned packs are XTuner's, or those of a packer, is held through loaders: ``test_planned_packs.py``.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from hashlib import blake2b

@@ -6,8 +6,6 @@ exit status other than 0 in the last line; ``...`` stands for anything. ``page F
 it prints sections of a page for the browser as text, and ``data`` its samples.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import signal

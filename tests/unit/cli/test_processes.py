@@ -1,7 +1,5 @@
 """Commands as processes of a shell: workers, signals, terminals, pipes, streams that cannot be written; the doctor."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """What is proven of tokenizer backends and of chat templates: proven, shown, forgotten, and told by ``inspect``."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The rows and texts that commands show are those that a loader delivers, and nothing in them can pass for a sign."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Bad rows are errors, or are logged and written where they can be read; and when a file of many drops is told of."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

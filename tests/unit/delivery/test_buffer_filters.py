@@ -1,7 +1,5 @@
 """The shipped buffer filters: which groups they serve, which stay, and the error for a value they cannot rank."""
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics

@@ -1,13 +1,13 @@
 """The file of a row index, and what is evicted; which rows have a number is in ``test_row_orders.py``. The pacer."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat
 from array import array
+from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,10 +29,6 @@ from tests.support.parts import (
     rows_of,
     write_part,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 def ints(numbers: Iterable[int]) -> bytes:

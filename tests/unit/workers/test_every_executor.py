@@ -1,7 +1,5 @@
 """The promises of every executor. A new executor has to pass this suite unchanged."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import anyio

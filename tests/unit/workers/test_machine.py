@@ -1,11 +1,9 @@
 """The CPUs, memory and files that may be used, in both versions of control groups; and the heartbeat of a handler."""
 
-from __future__ import annotations
-
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,9 +25,6 @@ from tests.support.parts import (
     resident_memory,
 )
 from tests.support.tokenize_fns import row_id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:  100 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"
 ALL = 8_000_000 * 1024

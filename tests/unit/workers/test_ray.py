@@ -1,7 +1,5 @@
 """Workers on a Ray cluster, without one: what may be asked for, what travels, and what a node must have."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """Outcomes: each score counts once, a state gives it again, and policies leave rows out by them."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from fractions import Fraction
 

@@ -3,8 +3,6 @@
 What it restores is held by ``test_slime_rollouts_model``, and what slime reads of it by ``test_slime_and_miles``.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

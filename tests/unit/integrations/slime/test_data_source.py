@@ -3,8 +3,6 @@
 What rollouts take, give back and find again is held by ``test_slime_rollouts_model``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Groups in the buffer: what giving one back costs, the files of large ones, and what no checkpoint can hold."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import datetime

@@ -1,7 +1,5 @@
 """What rollouts do to ``multimodal_inputs`` is in a checkpoint; what the row's media make is made again."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import copy

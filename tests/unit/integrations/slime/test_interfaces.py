@@ -1,7 +1,5 @@
 """Tracked groups, the data buffer of miles that tells where each ends; and slime's streaming datasets on our loader."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

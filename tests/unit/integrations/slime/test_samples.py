@@ -3,8 +3,6 @@
 Prompts, tokens, and what is said of bad rows are in ``tests/transcripts``: ``slime-rows.md`` and ``slime-chats.md``.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import importlib.util

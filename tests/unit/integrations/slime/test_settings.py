@@ -1,7 +1,5 @@
 """slime's arguments and miles', read as these read them, the keys of ours, and what is refused; the pages say so."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

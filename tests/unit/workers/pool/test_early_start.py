@@ -1,7 +1,5 @@
 """The fork server that a loader's constructor starts: it loads while the trainer imports, and ends when unused."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Workers of a pool: they start, share, talk, die, hang and end; lost requests are sent again, failures are named."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import gc
