@@ -16,26 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    BadRows,
-    DataLoader,
-    FixedCollator,
-    IterableSource,
-    JsonlSource,
-    LengthGrouping,
-    Mix,
-    Outcomes,
-    PackedCollator,
-    PaddedCollator,
-    ParquetSource,
-    Part,
-    PreferenceCollator,
-    PromptTokenizeFn,
-    Ranks,
-    RowShuffle,
-    SoftPacking,
-    TextTokenizeFn,
-)
+import asyncdata as ad
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import (
     AsyncDataError,
@@ -52,16 +33,16 @@ from tests.integration.bad_inputs.test_places import ELSEWHERE, FAULTS
 from tests.support.bad_inputs import deliver, prompts, with_bad
 from tests.support.parts import _REASONS, get_logger, redacted, safe_cause, without_text
 
-PACKING = SoftPacking(max_length=8)
+PACKING = ad.SoftPacking(max_length=8)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
 
 
 @pytest.fixture
-def open_loader(tmp_path: Path) -> Callable[..., DataLoader]:
+def open_loader(tmp_path: Path) -> Callable[..., ad.DataLoader]:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"input": "a row"}\n' * 20)
     defaults: dict[str, Any] = {"tokenize_fn": lambda row: [1, 2], "num_workers": 0, "timeout_s": 240}
-    return lambda source=rows, **knobs: DataLoader(source, **defaults | knobs)
+    return lambda source=rows, **knobs: ad.DataLoader(source, **defaults | knobs)
 
 
 @pytest.mark.parametrize(
@@ -73,40 +54,47 @@ def open_loader(tmp_path: Path) -> Callable[..., DataLoader]:
             ({"packing": wrong}, rf"packing is SoftPacking\(max_length=...\) or another packing; got {got}")
             for wrong, got in (
                 ({"max_length": 8}, "{"),
-                (SoftPacking, "<class"),
-                (PackedCollator(), "Packed"),
+                (ad.SoftPacking, "<class"),
+                (ad.PackedCollator(), "Packed"),
                 (5, "5"),
             )
         ),
         *(
             ({"length_grouping": wrong}, rf"length_grouping is LengthGrouping\(\.\.\.\); got {got}")
-            for wrong, got in ((True, "True"), (LengthGrouping, "<class"))
+            for wrong, got in ((True, "True"), (ad.LengthGrouping, "<class"))
         ),
         ({"collate_fn": "pad"}, "collate_fn is a function of a list of samples or packs; got 'pad'"),
         ({"tokenize_fn": 5}, "tokenize_fn is a function of a row, a description .* got int"),
         ({"tokenize_fn": [len]}, "tokenize_fn is a function of a row, a description .* got list"),
         ({"commit": "ack"}, "commit='ack': it must be 'on_delivery' or 'on_ack'"),
-        ({"outcomes": Outcomes(), "ranks": Ranks(world_size=2)}, r"^AD480 outcomes cannot be remembered with Ranks\("),
-        ({"outcomes": Outcomes(), "packing": PACKING}, "^AD480 outcomes cannot be remembered with packs"),
-        ({"collate_fn": PackedCollator()}, "^AD405 PackedCollator .*packing=SoftPacking"),
+        (
+            {"outcomes": ad.Outcomes(), "ranks": ad.Ranks(world_size=2)},
+            r"^AD480 outcomes cannot be remembered with Ranks\(",
+        ),
+        ({"outcomes": ad.Outcomes(), "packing": PACKING}, "^AD480 outcomes cannot be remembered with packs"),
+        ({"collate_fn": ad.PackedCollator()}, "^AD405 PackedCollator .*packing=SoftPacking"),
         ({"collate_fn": XTunerCollator(max_length=8)}, "^AD405 XTunerCollator .*packing=SoftPacking"),
         (
-            {"collate_fn": PackedCollator(), "length_grouping": LengthGrouping()},
+            {"collate_fn": ad.PackedCollator(), "length_grouping": ad.LengthGrouping()},
             "^AD405 PackedCollator .*packing=SoftP",
         ),
         *(
             ({"collate_fn": wrong, "packing": PACKING}, f"^AD405 {type(wrong).__name__} .*take PackedCollator")
-            for wrong in (PaddedCollator(pad_id=0), FixedCollator(length=8, pad_id=0), PreferenceCollator(pad_id=0))
+            for wrong in (
+                ad.PaddedCollator(pad_id=0),
+                ad.FixedCollator(length=8, pad_id=0),
+                ad.PreferenceCollator(pad_id=0),
+            )
         ),
         ({"seed": None}, "seed=None: Expected `int`, got None$"),
         ({"batch_size": "8"}, r"batch_size='8': Expected `int \| None`, got `str`$"),
         ({"telemetry": True}, r"`telemetry` is a folder, Telemetry\(\.\.\.\), or a dict"),
         ({"bad_rows": True}, r"`bad_rows` is 'skip' or another policy, BadRows\(\.\.\.\), or a dict"),
         ({"source": []}, "the list of a source's paths is empty"),
-        ({"source": JsonlSource([])}, "the list of a source's paths is empty"),
-        ({"source": JsonlSource(5)}, "a path or a list of paths; got 5"),  # type: ignore[arg-type]
-        ({"source": ParquetSource(None)}, "a path or a list of paths; got None"),  # type: ignore[arg-type]
-        ({"source": JsonlSource}, r"the source is the class JsonlSource; pass an instance"),
+        ({"source": ad.JsonlSource([])}, "the list of a source's paths is empty"),
+        ({"source": ad.JsonlSource(5)}, "a path or a list of paths; got 5"),  # type: ignore[arg-type]
+        ({"source": ad.ParquetSource(None)}, "a path or a list of paths; got None"),  # type: ignore[arg-type]
+        ({"source": ad.JsonlSource}, r"the source is the class JsonlSource; pass an instance"),
         ({"source": Path("s3://bucket/a.jsonl")}, "AD320 's3:/bucket/a.jsonl' lacks a slash"),
         ({"source": {"rows.jsonl": 0.5}}, r"mix data sets by Mix\("),
     ],
@@ -116,14 +104,14 @@ def test_a_wrong_argument_is_refused_with_the_right_one(open_loader, knobs, said
         open_loader(**{"batch_size": 2, **knobs})
 
 
-@pytest.mark.parametrize("parts", [["a"], [Part("a")], "a", JsonlSource("a"), None])
+@pytest.mark.parametrize("parts", [["a"], [ad.Part("a")], "a", ad.JsonlSource("a"), None])
 def test_a_mix_of_parts_without_names_is_refused(parts):
     with pytest.raises(ConfigError, match=r"^AD470 a Mix takes its parts by name, as in Mix\(\{'math'"):
-        Mix(parts)
+        ad.Mix(parts)
 
 
 def test_what_is_no_list_of_groups_or_samples_is_refused(open_loader):
-    with open_loader(outcomes=Outcomes()) as loader:
+    with open_loader(outcomes=ad.Outcomes()) as loader:
         sample, *_ = loader.get_next_batch(2)
         with pytest.raises(
             InvalidGroupError, match=r"^AD432 group 0 .*got Sample; a group of one sample is \[sample\]"
@@ -157,7 +145,7 @@ def test_what_is_no_list_of_groups_or_samples_is_refused(open_loader):
 )
 def test_a_tokenizer_object_in_place_of_its_folder_is_refused_with_what_to_pass(tokenizer, way_out):
     with pytest.raises(ConfigError, match=rf"PromptTokenizeFn: tokenizer must be a folder .*{way_out}"):
-        PromptTokenizeFn(tokenizer)
+        ad.PromptTokenizeFn(tokenizer)
 
 
 def test_a_name_of_the_hub_in_place_of_a_file_points_to_its_source(open_loader, tmp_path, monkeypatch):
@@ -179,7 +167,7 @@ def test_a_name_of_the_hub_in_place_of_a_file_points_to_its_source(open_loader, 
 def test_chats_that_are_read_as_prompts_point_to_both_ways_of_reading_chats(
     jsonl_file, open_loader, prompt_key, message
 ):
-    fn = PromptTokenizeFn(tokenizer_folder(), prompt_key=prompt_key)
+    fn = ad.PromptTokenizeFn(tokenizer_folder(), prompt_key=prompt_key)
     with (
         open_loader(jsonl_file([CHAT], "chats.jsonl"), tokenize_fn=fn) as loader,
         pytest.raises(BadRowError, match=rf"{message} To train on chats, ChatTokenizeFn reads them \(--kind chat\)"),
@@ -189,21 +177,23 @@ def test_chats_that_are_read_as_prompts_point_to_both_ways_of_reading_chats(
 
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_packs_of_prompts_are_refused_as_all_their_tokens_would_be_trained(open_loader, tmp_path, is_mixed):
-    path, prompts = str(tmp_path / "rows.jsonl"), PromptTokenizeFn(tokenizer_folder())
-    text = TextTokenizeFn(tokenizer_folder(), text_key="input")
-    source: Any = Mix({"a": Part(path, tokenize_fn=text), "b": Part(path, tokenize_fn=prompts)}) if is_mixed else path
+    path, prompts = str(tmp_path / "rows.jsonl"), ad.PromptTokenizeFn(tokenizer_folder())
+    text = ad.TextTokenizeFn(tokenizer_folder(), text_key="input")
+    source: Any = (
+        ad.Mix({"a": ad.Part(path, tokenize_fn=text), "b": ad.Part(path, tokenize_fn=prompts)}) if is_mixed else path
+    )
     knobs: dict[str, Any] = {"batch_size": 1, "tokenize_fn": None if is_mixed else prompts}
 
     with pytest.raises(ConfigError, match=r"AD416 .*PromptTokenizeFn makes prompts .*ChatTokenizeFn for chats"):
-        open_loader(source, packing=SoftPacking(max_length=64), collate_fn=PackedCollator(), **knobs)
+        open_loader(source, packing=ad.SoftPacking(max_length=64), collate_fn=ad.PackedCollator(), **knobs)
     open_loader(source, **knobs).close()
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("shuffle", [RowShuffle(method="slime", only_kept=True), RowShuffle(only_kept=True)])
+@pytest.mark.parametrize("shuffle", [ad.RowShuffle(method="slime", only_kept=True), ad.RowShuffle(only_kept=True)])
 def test_rows_of_which_none_has_a_number_are_counted_by_what_dropped_them(jsonl_file, open_loader, shuffle):
     rows: list[dict[str, str] | bytes] = [{"input": "far too long a prompt " * 9}] * 3 + [b"{"] * 2
-    fn = PromptTokenizeFn(tokenizer_folder(), max_length=4)
+    fn = ad.PromptTokenizeFn(tokenizer_folder(), max_length=4)
     with (
         open_loader(jsonl_file(rows, "bad.jsonl"), tokenize_fn=fn, shuffle=shuffle, bad_rows="skip") as loader,
         pytest.raises(NoSamplesError, match=r"AD401 5 rows read, 0 kept: 2 by bad row AD101, 3 by max_length"),
@@ -226,8 +216,12 @@ def test_bad_rows_beyond_the_first_of_a_code_are_logged_ever_more_rarely(jsonl_f
 @pytest.mark.parametrize(("knobs", "is_said"), [({}, True), ({"plan_packs": True, "shuffle": "full"}, False)])
 def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(open_loader, tmp_path, knobs, is_said):
     cache = {"folder": str(tmp_path / "kept")}
-    packs = {"packing": SoftPacking(max_length=64, across_epochs=False), "batch_size": 1, "ranks": Ranks(world_size=2)}
-    fn = TextTokenizeFn(tokenizer_folder(), text_key="input")
+    packs = {
+        "packing": ad.SoftPacking(max_length=64, across_epochs=False),
+        "batch_size": 1,
+        "ranks": ad.Ranks(world_size=2),
+    }
+    fn = ad.TextTokenizeFn(tokenizer_folder(), text_key="input")
     with capture_logs() as events:
         open_loader(tokenize_fn=fn, **{**packs, **knobs, "cache": cache}).close()
 
@@ -346,7 +340,7 @@ def test_a_traceback_of_a_source_that_raised_does_not_show_it():
         raise ConnectionError(SHOWING[0])
         yield
 
-    with DataLoader(IterableSource(rows), tokenize_fn=lambda row: [1], num_workers=0, timeout_s=240) as loader:
+    with ad.DataLoader(ad.IterableSource(rows), tokenize_fn=lambda row: [1], num_workers=0, timeout_s=240) as loader:
         with pytest.raises(SourceError, match="gave 403") as caught:
             loader.get_next_batch(1)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -393,12 +387,12 @@ def test_nothing_that_a_row_says_is_shown_where_that_is_not_wanted(tmp_path, row
         assert (record["line"], record["excerpt"]) == (3, "")
 
 
-@pytest.mark.parametrize("order", [True, "full", RowShuffle(only_kept=True)], ids=str)
+@pytest.mark.parametrize("order", [True, "full", ad.RowShuffle(only_kept=True)], ids=str)
 def test_of_an_error_of_the_users_function_places_and_type_are_left(tmp_path, order):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": "PRIVATE"}\n')
 
-    found = deliver(str(path), repeats_the_row, bad_rows=BadRows(excerpts=False), shuffle=order)
+    found = deliver(str(path), repeats_the_row, bad_rows=ad.BadRows(excerpts=False), shuffle=order)
 
     assert isinstance(found.error, BadRowError)
     assert "the tokenize function raised ValueError (BadRows(excerpts=False)" in found.error.reason

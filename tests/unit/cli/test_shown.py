@@ -11,16 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from asyncdata import (
-    ChatTokenizeFn,
-    DataLoader,
-    JsonlSource,
-    LengthGrouping,
-    PreferenceTokenizeFn,
-    RowShuffle,
-    Shuffle,
-    SoftPacking,
-)
+import asyncdata as ad
 from asyncdata.xtuner import XTunerPacking
 from tests.support.inner import change
 from tests.support.parts import MaskedText, OrderView, Piece, TokenTexts, Turn, Turns, lines_of, plain_text
@@ -66,17 +57,17 @@ def in_order(name, settings):
     return "--loader", f"{name}={json.dumps(settings)}"
 
 
-WINDOWS: Any = (("--block-bytes", "512", "--window-blocks", "4"), Shuffle(block_bytes=512, window_blocks=4))
+WINDOWS: Any = (("--block-bytes", "512", "--window-blocks", "4"), ad.Shuffle(block_bytes=512, window_blocks=4))
 FULL: Any = (("--shuffle", "full"), "full")
 SLIMES, KEYED = {"method": "slime", "stop": 90}, {"method": "keyed", "part": "eval", "train_ratio": 0.7}
 ORDERS: dict[str, Any] = {
     "lines in windows": (jsonl, *WINDOWS),
     "lines in one window": (jsonl, (), True),
-    "lines as they lie": (jsonl, ("--no-shuffle", "--block-bytes", "700"), Shuffle(enabled=False, block_bytes=700)),
-    "lines longer than blocks": (jsonl, ("--block-bytes", "16"), Shuffle(block_bytes=16)),
+    "lines as they lie": (jsonl, ("--no-shuffle", "--block-bytes", "700"), ad.Shuffle(enabled=False, block_bytes=700)),
+    "lines longer than blocks": (jsonl, ("--block-bytes", "16"), ad.Shuffle(block_bytes=16)),
     "all lines": (jsonl, *FULL),
-    "lines in slime's order": (jsonl, in_order("shuffle", SLIMES), RowShuffle(**SLIMES)),
-    "a part of the lines": (jsonl, in_order("shuffle", KEYED), RowShuffle(**KEYED)),
+    "lines in slime's order": (jsonl, in_order("shuffle", SLIMES), ad.RowShuffle(**SLIMES)),
+    "a part of the lines": (jsonl, in_order("shuffle", KEYED), ad.RowShuffle(**KEYED)),
     "a gzip in windows": (gzipped, *WINDOWS),
     "an array in windows": (array, *WINDOWS),
     "all of an array": (array, *FULL),
@@ -87,7 +78,7 @@ ORDERS: dict[str, Any] = {
 
 def delivered(source, *, epochs=1, **knobs):
     knobs = {"tokenize_fn": row_id, "num_workers": 0, "seed": 7, "timeout_s": 240, **knobs}
-    with DataLoader(source, epochs=epochs, batch_size=1, collate_fn=list, **knobs) as loader:
+    with ad.DataLoader(source, epochs=epochs, batch_size=1, collate_fn=list, **knobs) as loader:
         batches = [sample for _ in range(epochs) for batch in loader for sample in batch]
     return [piece.sample for pack in batches for piece in pack] if "packing" in knobs else batches
 
@@ -139,17 +130,17 @@ def line_of(sample):
 
 PACKS = [*in_order("packing", {"SoftPacking": {"max_length": 8}}), *in_order("plan_packs", True)]
 PACKS += [*in_order("batch_size", 1), *in_order("shuffle", {"method": "keyed"})]
-PACKED: dict[str, Any] = {"packing": SoftPacking(max_length=8), "plan_packs": True, "shuffle": "full"}
+PACKED: dict[str, Any] = {"packing": ad.SoftPacking(max_length=8), "plan_packs": True, "shuffle": "full"}
 XTUNER = [*in_order("packing", {"XTunerPacking": {"max_length": 8, "seed": 5}}), *in_order("batch_size", 1)]
 PLANNED: dict[str, Any] = {
     "only rows that yield a sample": (
         in_order("shuffle", {"method": "keyed", "only_kept": True}),
-        {"shuffle": RowShuffle(only_kept=True)},
+        {"shuffle": ad.RowShuffle(only_kept=True)},
     ),
     "planned packs": (PACKS, PACKED),
     "planned packs of like length": (
         [*PACKS, *in_order("length_grouping", {"window": 4})],
-        {**PACKED, "length_grouping": LengthGrouping(window=4)},
+        {**PACKED, "length_grouping": ad.LengthGrouping(window=4)},
     ),
     "XTuner's packs": ([*XTUNER, *in_order("shuffle", True)], {"packing": XTunerPacking(max_length=8, seed=5)}),
 }
@@ -173,7 +164,7 @@ def test_a_row_number_beyond_the_end_is_named(here, run_json, write):
 
 
 def test_a_row_that_is_too_long_is_not_read(jsonl_file):
-    source = JsonlSource(str(jsonl_file([{"id": 1}, {"id": 1, "text": "x" * 500}])), max_row_bytes=100)
+    source = ad.JsonlSource(str(jsonl_file([{"id": 1}, {"id": 1, "text": "x" * 500}])), max_row_bytes=100)
     short, long = OrderView(source, row_id, shuffle=False).rows()
     assert (len(short.raw) > 0, long.raw) == (True, b"")
     assert str(long.fault).startswith("AD108 ")
@@ -196,15 +187,17 @@ def test_another_text_than_that_of_the_chat_and_a_tokenizer_without_a_template_h
     bare = variant(small_tokenizer, tmp_path / "no_template", config={"chat_template": None})
     chat = {"messages": [user("Is it far?"), assistant("No.")]}
     pair = {"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}
-    assert Turns(ChatTokenizeFn(small_tokenizer), ["messages"])(json.dumps(chat).encode(), "other") == []
-    assert Turns(PreferenceTokenizeFn(bare), ["prompt", "chosen"])(json.dumps(pair).encode(), "The sky is blue.") == []
+    assert Turns(ad.ChatTokenizeFn(small_tokenizer), ["messages"])(json.dumps(chat).encode(), "other") == []
+    assert (
+        Turns(ad.PreferenceTokenizeFn(bare), ["prompt", "chosen"])(json.dumps(pair).encode(), "The sky is blue.") == []
+    )
 
 
 @pytest.mark.thorough
 def test_what_is_shown_as_trained_is_what_a_loader_trains(test_data, run_json):
     data, tokenizer = test_data / "chat_sft" / "chat_sft.jsonl", test_data / "tokenizers" / "gpt2-bpe-50k"
-    fn = ChatTokenizeFn(str(tokenizer), max_length=900, overlong="truncate_left")
-    with DataLoader(str(data), tokenize_fn=fn, seed=3, num_workers=0) as loader:
+    fn = ad.ChatTokenizeFn(str(tokenizer), max_length=900, overlong="truncate_left")
+    with ad.DataLoader(str(data), tokenize_fn=fn, seed=3, num_workers=0) as loader:
         samples = {str(sample.position): sample for sample in loader.get_next_batch(40, timeout_s=240)}
     words = (data, "--seed", 3, "--tokenizer", tokenizer, "--max-length", 900, "--set", "overlong=truncate_left")
 

@@ -8,22 +8,10 @@ from pathlib import Path
 import pytest
 
 from asyncdata import DataLoader, JsonlSource
+from tests.support import parts
 from tests.support.faults import until
 from tests.support.inner import change
 from tests.support.loading import ids
-from tests.support.parts import (
-    FunctionTokenizer,
-    Handler,
-    Job,
-    Permute,
-    Permuted,
-    Scan,
-    available_memory,
-    no_op,
-    num_usable_cpus,
-    process_memory,
-    resident_memory,
-)
 from tests.support.tokenize_fns import row_id
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:  100 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"
@@ -92,42 +80,42 @@ def test_what_may_be_used_is_the_least_of_all_limits(machine, own, groups, num_c
     files = {f"sys/fs/cgroup/{name}": text for name, text in groups.items()}
     root = machine(files if own is None else {"proc/self/cgroup": own, **files})
 
-    assert (num_usable_cpus(root), available_memory(root)) == (num_cpus, num_bytes)
+    assert (parts.num_usable_cpus(root), parts.available_memory(root)) == (num_cpus, num_bytes)
 
 
 def test_only_cpus_in_the_affinity_mask_count(machine, monkeypatch):
     root = machine({})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
 
-    assert num_usable_cpus(root) == 2
+    assert parts.num_usable_cpus(root) == 2
 
 
 def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(machine):
     text = "5581-7ffd ---p 00000000 00:00 0      [rollup]\nRss:     9000 kB\nPss:     4000 kB\nPss_Anon: 1 kB\n"
     root = machine({"proc/42/smaps_rollup": text, "proc/42/statm": "9000 300 20 1 0 50 0\n"})
 
-    assert [process_memory(pid, root) for pid in (42, 43)] == [4000 * 1024, 0]
-    assert [resident_memory(pid, root) for pid in (42, 43)] == [300 * os.sysconf("SC_PAGE_SIZE"), 0]
+    assert [parts.process_memory(pid, root) for pid in (42, 43)] == [4000 * 1024, 0]
+    assert [parts.resident_memory(pid, root) for pid in (42, 43)] == [300 * os.sysconf("SC_PAGE_SIZE"), 0]
 
 
 def test_this_machine_and_this_process_can_be_measured():
-    assert 1 <= num_usable_cpus() <= len(os.sched_getaffinity(0))
-    assert available_memory() > 0
-    assert resident_memory(os.getpid()) > 1_000_000
+    assert 1 <= parts.num_usable_cpus() <= len(os.sched_getaffinity(0))
+    assert parts.available_memory() > 0
+    assert parts.resident_memory(os.getpid()) > 1_000_000
     if Path("/proc/self/smaps_rollup").exists():
-        assert process_memory(os.getpid()) > 1_000_000
+        assert parts.process_memory(os.getpid()) > 1_000_000
 
 
 @pytest.fixture
-def make(jsonl_file) -> Callable[..., Handler]:
+def make(jsonl_file) -> Callable[..., parts.Handler]:
     """A handler of a file of some lines, with one slot of plain memory; ``make.scan`` asks it for all samples."""
 
-    def make(tokenizer=None, lines=({"id": 1},), progress=no_op) -> Handler:
-        tokenizer = tokenizer or FunctionTokenizer(row_id)
+    def make(tokenizer=None, lines=({"id": 1},), progress=parts.no_op) -> parts.Handler:
+        tokenizer = tokenizer or parts.FunctionTokenizer(row_id)
         files = JsonlSource(str(jsonl_file(lines))).open(256)
-        job = Job(files=files.files, tokenize=None, max_row_bytes=64, block_bytes=256, slack_bytes=32)
-        make.scan = Scan(0, 0, files.blocks([0]), with_samples=True)
-        return Handler(job, [memoryview(bytearray(1 + 256 + 32))], tokenizer, progress)
+        job = parts.Job(files=files.files, tokenize=None, max_row_bytes=64, block_bytes=256, slack_bytes=32)
+        make.scan = parts.Scan(0, 0, files.blocks([0]), with_samples=True)
+        return parts.Handler(job, [memoryview(bytearray(1 + 256 + 32))], tokenizer, progress)
 
     return make
 
@@ -140,14 +128,14 @@ def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
         if len(beats) == 3:
             is_going_on.set()
 
-    def permute_slowly(request: Permute) -> Permuted:
+    def permute_slowly(request: parts.Permute) -> parts.Permuted:
         assert is_going_on.wait(240)
-        return Permuted(b"")
+        return parts.Permuted(b"")
 
     change(monkeypatch, beat_s=0.001)
     change(monkeypatch, permute=permute_slowly)
 
-    assert make(progress=progress)(Permute(3, 0)) == Permuted(b"")
+    assert make(progress=progress)(parts.Permute(3, 0)) == parts.Permuted(b"")
     assert beats[:3] == [-2, -1, -2], "no row in particular"
 
 

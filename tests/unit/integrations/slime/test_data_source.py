@@ -18,16 +18,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.errors import (
-    BadRowError,
-    ConfigError,
-    FilterError,
-    InvalidGroupError,
-    LoaderClosedError,
-    NoSamplesError,
-    SnapshotMismatchError,
-    SourceError,
-)
+from asyncdata import errors
 from asyncdata.integrations.slime import AsyncDataSource, BadGroupError, ReadOnlyDataSource, ReadOnlyError
 from tests.support.inner import change
 from tests.support.peers.checkouts import stand_ins
@@ -93,7 +84,7 @@ def test_the_tokenizer_is_beside_the_dumped_details_or_the_start_says_why_not(pr
     assert copied == {file.name: file.read_bytes() for file in small_tokenizer.iterdir()}
     assert stat.S_IMODE((folder / "tokenizer").stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "tokenizer").iterdir()} == {0o600}
-    with pytest.raises(ConfigError, match="--dump-details"):
+    with pytest.raises(errors.ConfigError, match="--dump-details"):
         AsyncDataSource(args_for(prompts, hf_checkpoint=str(model), dump_details=str(prompts)))
 
 
@@ -116,7 +107,7 @@ def test_numbers_of_groups_and_rollouts_are_whole_ones_and_none_are_no_groups(pr
     with source_of(prompts) as source:
         with pytest.raises(ValueError, match="AD440 num_samples"):
             source.get_samples(number)
-        with pytest.raises(ConfigError, match="AD440 rollout_id"):
+        with pytest.raises(errors.ConfigError, match="AD440 rollout_id"):
             source.begin_rollout(number)
         assert source.get_samples(0) == []
         assert source.sample_offset == 0
@@ -128,9 +119,9 @@ def test_an_empty_dataset_is_an_error_at_every_call_and_a_missing_one_at_the_sta
     for order in ("legacy", "stream"):
         with source_of(path, asyncdata_order=order) as source:
             for _ in range(2):
-                with pytest.raises((NoSamplesError, SourceError)):
+                with pytest.raises((errors.NoSamplesError, errors.SourceError)):
                     source.get_samples(1)
-    with pytest.raises(SourceError, match="AD304"):
+    with pytest.raises(errors.SourceError, match="AD304"):
         AsyncDataSource(args_for(tmp_path / "none.jsonl"))
 
 
@@ -140,7 +131,7 @@ def test_what_fails_in_the_stream_leaves_everything_as_it_was(tmp_path):
         back = source.get_samples(2)
         source.add_samples(back)
         for _ in range(2):
-            with pytest.raises(BadRowError, match="AD110"):
+            with pytest.raises(errors.BadRowError, match="AD110"):
                 source.get_samples(5)
 
             assert source.buffer == back
@@ -178,7 +169,7 @@ def test_statistics_are_flat_numbers_no_call_is_logged_and_the_number_of_ranks_i
         for dp_size in (4, 4, 2):
             source.set_train_parallel_config({"dp_size": dp_size, "cp_size": 1})
             assert source.statistics()["asyncdata_capacity_samples"] == dp_size * 4000
-        with pytest.raises(ConfigError, match="dp_size"):
+        with pytest.raises(errors.ConfigError, match="dp_size"):
             source.set_train_parallel_config({"dp_size": -1})
         for _ in range(50):
             source.add_samples(source.get_samples(3))
@@ -187,7 +178,7 @@ def test_statistics_are_flat_numbers_no_call_is_logged_and_the_number_of_ranks_i
     assert found["asyncdata_buffered_groups"] == 3
     assert all(isinstance(value, int | float) for value in found.values())
     assert len(events) < 10
-    with pytest.raises(LoaderClosedError, match="AD502"):
+    with pytest.raises(errors.LoaderClosedError, match="AD502"):
         source.get_samples(9)
     source.close()
 
@@ -203,7 +194,7 @@ def test_another_dataset_may_be_put_in_the_place_of_ours(prompts):
         assert labels(source.get_samples(5)) == ["2", "0", "1", "2", "0"]
         source.dataset = None
         assert labels(source.get_samples(1)) == [None]
-        with pytest.raises(ConfigError, match="neither"):
+        with pytest.raises(errors.ConfigError, match="neither"):
             source.dataset = 3
     with source_of(prompts, rollout_shuffle=True) as one, source_of(None, rollout_shuffle=True) as other:
         other.dataset = one.dataset
@@ -217,12 +208,12 @@ def test_a_dataset_of_samples_is_shuffled_epoch_by_epoch_and_one_that_gives_too_
         assert (source.epoch_id, source.sample_offset) == (2, 2)
         assert dataset.epochs == [0, 1, 2]
         dataset.samples = []
-        with pytest.raises(NoSamplesError, match="AD401"):
+        with pytest.raises(errors.NoSamplesError, match="AD401"):
             source.get_samples(1)
     short = SimpleNamespace(get_next_batch=lambda number: [SlimeSample()])
     with source_over(short) as source:
         for _ in range(2):
-            with pytest.raises(NoSamplesError, match=r"get_next_batch\(2\) gave 1 samples"):
+            with pytest.raises(errors.NoSamplesError, match=r"get_next_batch\(2\) gave 1 samples"):
                 source.get_samples(2)
 
 
@@ -231,7 +222,7 @@ def test_a_dataset_of_samples_is_shuffled_epoch_by_epoch_and_one_that_gives_too_
 def test_a_place_that_is_not_there_is_refused_and_changes_nothing(prompts, order, value):
     with source_of(prompts, asyncdata_order=order) as source:
         source.get_samples(2)
-        with pytest.raises(ConfigError, match="sample_offset"):
+        with pytest.raises(errors.ConfigError, match="sample_offset"):
             source.sample_offset = value
         assert source.sample_offset == 2
         assert labels(source.get_samples(1)) == ["2"]
@@ -243,7 +234,7 @@ def test_the_place_may_be_set_whatever_the_dataset_and_numbers_go_on_from_what_i
         with opened as source:
             source.sample_offset = 3
             assert labels(source.get_samples(2)) == ["3", "4"]
-    with source_over(InMemory(5)) as source, pytest.raises(ConfigError, match="sample_offset"):
+    with source_over(InMemory(5)) as source, pytest.raises(errors.ConfigError, match="sample_offset"):
         source.sample_offset = 6
     with source_of(None, n_samples_per_prompt=2) as source:
         source.sample_offset, source.sample_group_index, source.sample_index = 3, 100, 7
@@ -281,7 +272,7 @@ def test_a_row_that_yields_no_sample_is_an_error_by_its_number_and_passed_over_i
     path = write_prompts(tmp_path / "p.jsonl", 6, {2: b'{"input": "no label"}', 5: b'{"label": 1}'})
     with source_of(path) as source:
         for number in (2, 5):
-            with pytest.raises(NoSamplesError, match=f"AD401 prompt {number} of epoch 0"):
+            with pytest.raises(errors.NoSamplesError, match=f"AD401 prompt {number} of epoch 0"):
                 source.dataset[number]
         assert source.dataset[3].label == "3"
         assert [sample.label for sample in source.dataset.samples] == ["0", "1", "3", "4"]
@@ -314,7 +305,7 @@ def test_in_the_stream_order_there_are_no_numbers_and_no_length(prompts):
 def test_a_group_that_cannot_be_kept_is_refused_and_none_is_added(prompts, spoil, message):
     with source_of(prompts, n_samples_per_prompt=2) as source:
         groups = source.get_samples(2)
-        for kind in (AssertionError, ValueError, InvalidGroupError, BadGroupError):
+        for kind in (AssertionError, ValueError, errors.InvalidGroupError, BadGroupError):
             with pytest.raises(kind, match=message):
                 source.add_samples(spoil(groups))
         for nothing in ([], None):
@@ -350,7 +341,7 @@ def test_a_filter_that_fails_is_an_error_and_takes_nothing(prompts, name, messag
         back = source.get_samples(5)
         source.add_samples(back)
         for _ in range(2):
-            with pytest.raises(FilterError, match=message):
+            with pytest.raises(errors.FilterError, match=message):
                 source.get_samples(2)
             assert source.buffer == back
         assert source.sample_offset == 5
@@ -381,7 +372,7 @@ def test_the_read_only_source_serves_what_the_other_serves_and_takes_nothing_bac
         with pytest.raises(ReadOnlyError, match="AD432 a ReadOnlyDataSource takes no groups back") as caught:
             source.add_samples(groups[:1])
         assert isinstance(caught.value, RuntimeError)  # as with slime
-        assert isinstance(caught.value, InvalidGroupError)
+        assert isinstance(caught.value, errors.InvalidGroupError)
         assert not hasattr(source, "buffer")
         assert source.get_buffer_length() is None
         assert source.statistics()["asyncdata_buffered_groups"] == 0
@@ -409,7 +400,7 @@ def test_the_read_only_source_refuses_a_checkpoint_with_groups_in_the_buffer_or_
         source.add_samples(source.get_samples(5)[:2])
         source.save(0)
     with read_only(prompts, **given) as source:
-        with pytest.raises(SnapshotMismatchError, match=r"AD603 .*another buffer: saved 2 groups, present none"):
+        with pytest.raises(errors.SnapshotMismatchError, match=r"AD603 .*another buffer: saved 2 groups, present none"):
             source.load(0)
         assert source.sample_offset == 0
     with read_only(prompts, **given, asyncdata_allow_changed=["buffer"]) as source:
@@ -439,9 +430,9 @@ def test_of_a_mixture_each_sample_names_its_part_and_a_checkpoint_continues_ever
         groups = source.get_samples(40)
         assert parts(groups) == rest
         assert all(sample.metadata["tags"] == ["a", "b"] for group in groups for sample in group), "as in the row"
-        with pytest.raises(ConfigError, match="AD471 a mixture cannot go to another place"):
+        with pytest.raises(errors.ConfigError, match="AD471 a mixture cannot go to another place"):
             source.sample_offset = 3
-    with pytest.raises(ConfigError, match="AD471 asyncdata_order: legacy"):
+    with pytest.raises(errors.ConfigError, match="AD471 asyncdata_order: legacy"):
         AsyncDataSource(args_for(None, **given, asyncdata_order="legacy"))
 
 

@@ -16,15 +16,7 @@ from tests.support.inner import change
 from tests.support.parts import PREFIX, Options, import_by_path, settings_of
 from tests.support.peers.checkouts import sglang
 from tests.support.slime_source import SLIMES_DEFAULTS, args_for, runs_in_miles, slimes_args, source_of
-from tests.unit.test_docs import (
-    DOCS,
-    PACKAGE,
-    blocks_of,
-    first_cells,
-    read,
-    section,
-    table_rows,
-)
+from tests.unit import test_docs as docs
 
 
 def settings(**given):
@@ -314,15 +306,15 @@ def test_an_installed_fast_tokenizer_has_no_part_in_a_run_whose_tokenizer_is_cod
         AsyncDataSource(args_for(**coded, asyncdata_tokenizer_backend="gigatoken"))
 
 
-INTEGRATIONS = sorted((PACKAGE / "integrations" / "slime").glob("*.py"))
+INTEGRATIONS = sorted((docs.PACKAGE / "integrations" / "slime").glob("*.py"))
 
 
 def table(heading, title):
     """The rows of the one table of a section whose first column has this title."""
-    text = section(read("slime.md"), heading)
+    text = docs.section(docs.read("slime.md"), heading)
     found = re.search(rf"^\| {re.escape(title)} \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert found, f"no table of {title!r} under {heading!r}"
-    return table_rows(found[1])
+    return docs.table_rows(found[1])
 
 
 def test_every_key_is_documented_with_its_default():
@@ -355,17 +347,19 @@ def test_every_argument_that_is_read_is_documented_and_no_other():
 def test_every_number_of_its_own_is_documented():
     with source_of(None) as source:
         numbers = {*source.statistics(), "asyncdata_dropped_groups_<reason>_total"}
-    assert set(first_cells(section(read("slime.md"), "Numbers"))) == numbers
+    assert set(docs.first_cells(docs.section(docs.read("slime.md"), "Numbers"))) == numbers
 
 
 def test_every_code_of_the_integrations_is_in_their_reference():
     used = {code for path in INTEGRATIONS for code in re.findall(r"\bAD\d{3}\b", path.read_text(encoding="utf-8"))}
-    assert used <= set(re.findall(r"\bAD\d{3}\b", read("slime.md")))
+    assert used <= set(re.findall(r"\bAD\d{3}\b", docs.read("slime.md")))
 
 
 def settings_blocks():
-    pages = sorted(page for page in DOCS.rglob("*.md") if "asyncdata.integrations.slime" in page.read_text("utf-8"))
-    blocks = [(page, block) for page in pages for block in blocks_of(page) if block.language == "yaml"]
+    pages = sorted(
+        page for page in docs.DOCS.rglob("*.md") if "asyncdata.integrations.slime" in page.read_text("utf-8")
+    )
+    blocks = [(page, block) for page in pages for block in docs.blocks_of(page) if block.language == "yaml"]
     return [pytest.param(block.text, id=f"{page.stem}:{block.line}") for page, block in blocks]
 
 

@@ -20,20 +20,9 @@ import structlog
 
 from asyncdata.core.messages import frame
 from asyncdata.errors import WorkerError
-from tests.support import worker_fns
+from tests.support import parts, worker_fns
 from tests.support.executors import NEVER_S, Client, failure_of, ids_of, tokenized, until, value_of
 from tests.support.inner import change, real
-from tests.support.parts import (
-    HEADER,
-    MAX_FRAME_BYTES,
-    Connection,
-    Crashed,
-    Failed,
-    Permuted,
-    Ready,
-    descriptors,
-    why_not_shared,
-)
 from tests.support.pools import all_ready, events_of, fork_server, pids, pool, process_pool, said
 from tests.support.tokenize_fns import kills_on_13, row_id
 from tests.support.worker_fns import Opening, tells_who, waits
@@ -95,7 +84,7 @@ async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows)
         assert ids_of(await client.answer(innocent)) == list(range(13))
         assert ids_of(await client.answer(asked[0])) == [0, 1, 2, 3, 4]
 
-    assert [type(reply) for reply in told] == [Crashed]
+    assert [type(reply) for reply in told] == [parts.Crashed]
     assert freed == [told]
 
 
@@ -117,7 +106,7 @@ async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
     assert isinstance(error, WorkerError)
     assert str(error).startswith("AD426 14 workers died without finishing one request; the last exit status 3\n")
     assert "farewell" in str(error)
-    assert all(isinstance(reply, Crashed) for reply in again_and_again[:-1])
+    assert all(isinstance(reply, parts.Crashed) for reply in again_and_again[:-1])
     assert failure_of(again_and_again[-1]).message == str(error), "the last is told what everybody is told"
 
 
@@ -218,11 +207,11 @@ async def test_a_function_with_threads_or_open_files_is_opened_by_every_worker_i
 
 
 async def test_where_pidfds_are_forbidden_workers_share_nothing(monkeypatch):
-    before = descriptors()
+    before = parts.descriptors()
     refuse_pidfds(monkeypatch, PermissionError(1, "Operation not permitted"))
-    assert why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
+    assert parts.why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
     monkeypatch.delattr(os, "pidfd_open")
-    assert why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
+    assert parts.why_not_shared(before).startswith("a process cannot be identified by a pidfd here: ")
 
 
 def refuse_pidfds(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
@@ -243,8 +232,8 @@ async def failure_to_run(client: Client) -> str:
 @pytest.mark.parametrize(
     ("request_id", "reply", "reason"),
     [
-        (99, Permuted(b""), "a worker answered request 99 out of turn"),
-        (2, Ready(1), "a worker announced itself twice; it is out of step"),
+        (99, parts.Permuted(b""), "a worker answered request 99 out of turn"),
+        (2, parts.Ready(1), "a worker announced itself twice; it is out of step"),
     ],
 )
 async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, request_id, reply, reason):
@@ -260,7 +249,7 @@ async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, reques
     (error,) = caught.value.exceptions
     assert isinstance(error, WorkerError)
     assert str(error) == reason
-    assert all(isinstance(reply, Failed) for reply in client.replies[asked])
+    assert all(isinstance(reply, parts.Failed) for reply in client.replies[asked])
 
 
 async def test_without_room_for_workers_the_error_says_so_and_no_descriptor_stays_open(rows):
@@ -400,7 +389,7 @@ CHANCE = random.Random(3)
 @pytest.fixture
 def pair():
     ours, theirs = socket.socketpair()
-    connection = Connection(ours)
+    connection = parts.Connection(ours)
     yield connection, theirs
     connection.close()
     theirs.close()
@@ -408,7 +397,7 @@ def pair():
 
 async def test_an_impossible_length_is_refused_before_memory_is_allocated(pair):
     connection, worker = pair
-    worker.sendall(HEADER.pack(MAX_FRAME_BYTES + 1, 7))
+    worker.sendall(parts.HEADER.pack(parts.MAX_FRAME_BYTES + 1, 7))
 
     with pytest.raises(WorkerError, match=r"announced a reply of \d+ bytes; it is out of step"):
         await connection.receive()
