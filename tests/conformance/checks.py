@@ -59,7 +59,7 @@ def second_resume(lab: Lab) -> str | None:
 
 @_seen_in("torchtitan #3008, datasets")
 def later_epoch(lab: Lab) -> str | None:
-    """A state was applied only if its epoch was that of the new loader, which is 0, and else ignored without a message."""
+    """A state was applied only if its epoch was that of the new loader, which is 0, and ignored silently otherwise."""
     rows, knobs = lab.data(), Knobs()
     run = lab.run(rows, knobs, 3, with_states=True)
     for epoch, stop in enumerate((run.epoch_ends[0] + 4, run.epoch_ends[1] + 8), 1):
@@ -230,7 +230,7 @@ def exclusions(lab: Lab) -> str | None:
 
 
 def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]:
-    """The rows to the end of the epoch, each batch reported, with the state after each; in the second, all are solved."""
+    """The rows to the end of the epoch, each batch reported: every third is solved; with states, all are."""
     rows: list[int] = []
     num_ends = 0
     while num_ends < 2:  # the first end may be that of the interrupted epoch

@@ -63,14 +63,10 @@ class Knobs(NamedTuple):
     def needs(self) -> set[str]:
         """The features out of :data:`FEATURES` that the loader needs for these settings."""
         wanted = {
-            "bad_rows": self.passes_bad_rows,
-            "filter": self.keep_every > 1,
-            "mixture": bool(self.weights),
-            "outcomes": self.skips_solved,
-            "shuffle": self.shuffle,
-            "transform": self.transform_rows > 1,
+            "bad_rows": self.passes_bad_rows, "filter": self.keep_every > 1, "mixture": bool(self.weights),
+            "outcomes": self.skips_solved, "shuffle": self.shuffle, "transform": self.transform_rows > 1,
             "workers": self.num_workers > 0,
-        }
+        }  # fmt: skip
         return {name for name, is_wanted in wanted.items() if is_wanted}
 
 
@@ -166,7 +162,7 @@ class Lab:
 
     @contextmanager
     def open(self, rows: Rows, knobs: Knobs, state: str | None = None) -> Iterator[Loader]:
-        """A loader, which resumes from ``state`` if it is given, and is closed at the end; refused if it lacks a feature."""
+        """A loader that resumes from ``state``, if it is given, and is closed; it is refused if it lacks a feature."""
         self.require(*sorted(knobs.needs()))
         loader = self.adapter.open(rows, knobs)
         try:

@@ -59,15 +59,10 @@ OTHERWISE_AT_THE_END = """\
 {%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
 
 TEMPLATES = {
-    "plain": PLAIN,
-    "trims": TRIMS,
-    "without header": WITHOUT_HEADER,
-    "drops thinking": DROPS_THINKING,
-    "opens thinking": OPENS_THINKING,
-    "ends with a mark": ENDS_WITH_A_MARK,
-    "keeps a place for thoughts": KEEPS_A_PLACE,
+    "plain": PLAIN, "trims": TRIMS, "without header": WITHOUT_HEADER, "drops thinking": DROPS_THINKING,
+    "opens thinking": OPENS_THINKING, "ends with a mark": ENDS_WITH_A_MARK, "keeps a place for thoughts": KEEPS_A_PLACE,
     "otherwise at the end": OTHERWISE_AT_THE_END,
-}
+}  # fmt: skip
 SPECIALS = [START, STOP, "<|A|>", "<|A|><open>\n", "<|over|>"]
 
 words = st.sampled_from(["a", "b", " ", "\n", "é", "<think>", "</think>", "assistant"])
@@ -104,13 +99,8 @@ VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 PIECES = ["a", "b", "ab", " ", "\n", "é", "\U0001f600", "<think>", "</think>", "<tool_response>", "</tool_response>"]
 MARKS = ["<|im_end|>", "<|im_end|>\n", "<|im_start|>assistant\n", "<|im_start|>user\n", "<|im_", "end|>", "</s>"]
 MARKS += [
-    "<|eot|>",
-    " [/INST]",
-    "<end_of_turn>\n",
-    "<start_of_turn>model\n",
-    "<|Assistant|>",
-    "<think>\n\n</think>\n\n",
-]
+    "<|eot|>", " [/INST]", "<end_of_turn>\n", "<start_of_turn>model\n", "<|Assistant|>", "<think>\n\n</think>\n\n",
+]  # fmt: skip
 MARKS += ["\n\n", "\ufdd0", "\ufdd1", "\U00100000", "\U00100001", "{{ x }}"]
 
 some_texts = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
@@ -122,13 +112,9 @@ functions = st.fixed_dictionaries({"name": strings}, optional={"arguments": argu
 calls = st.fixed_dictionaries({"function": functions}, optional={"id": strings}) | functions
 content_parts = st.fixed_dictionaries({"type": st.sampled_from(["text", "image"])}, optional={"text": strings})
 VALUES = {
-    "text": strings,
-    "null": st.none(),
-    "parts": st.lists(content_parts, max_size=2),
-    "calls": st.lists(calls, max_size=2),
-    "bool": st.booleans(),
-    "int": st.integers(-2, 2),
-}
+    "text": strings, "null": st.none(), "parts": st.lists(content_parts, max_size=2),
+    "calls": st.lists(calls, max_size=2), "bool": st.booleans(), "int": st.integers(-2, 2),
+}  # fmt: skip
 KINDS = {
     "content": st.sampled_from(["text", "text", "text", "null", "parts"]),
     "reasoning_content": st.sampled_from(["text", "null"]),

@@ -73,10 +73,6 @@ def read_package(root: Path) -> dict[str, ast.Module]:
     return {name.removesuffix(".__init__"): ast.parse(path.read_text("utf-8"), path) for name, path in paths.items()}
 
 
-def imports_of(trees: dict[str, ast.Module]) -> list[Import]:
-    return [found for module, tree in trees.items() for found in _imports(module, tree, trees)]
-
-
 def _imports(
     module: str, node: ast.AST, known: dict[str, ast.Module], *, lazy: bool = False, typing_only: bool = False
 ) -> Iterator[Import]:
@@ -118,14 +114,6 @@ def _floor(module: str) -> int:
     return FOLDERS.index(FILES.get(folder, folder))
 
 
-def level_breaches(imports: list[Import]) -> list[str]:
-    return [
-        f"{found}, which is not below it"
-        for found in imports
-        if found.target.split(".")[0] == "asyncdata" and _floor(found.target) > _floor(found.module)
-    ]
-
-
 def knots(imports: list[Import], trees: dict[str, ast.Module], facades: set[str]) -> list[str]:
     """The modules that import one another, directly or round about, and those that import them; no ``__init__``."""
     graph: dict[str, set[str]] = {module: set() for module in trees if module not in facades}
@@ -136,14 +124,6 @@ def knots(imports: list[Import], trees: dict[str, ast.Module], facades: set[str]
         for module in ends:
             del graph[module]
     return sorted(graph)
-
-
-def event_loop_breaches(imports: list[Import]) -> list[str]:
-    return [
-        f"{found}, but {_folder(found.module)} knows no event loop"
-        for found in imports
-        if _folder(found.module) in WITHOUT_AN_EVENT_LOOP and found.target.split(".")[0] in EVENT_LOOPS
-    ]
 
 
 def heavy_breaches(imports: list[Import]) -> list[str]:
@@ -198,27 +178,20 @@ def facades_of(root: Path) -> set[str]:
 
 
 TREES = read_package(PACKAGE)
-IMPORTS = imports_of(TREES)
+IMPORTS = [found for module, tree in TREES.items() for found in _imports(module, tree, TREES)]
 
 
-def test_every_folder_is_listed_and_says_what_lives_in_it():
+def test_a_folder_imports_only_from_folders_before_it_values_know_no_event_loop_and_frameworks_are_lazy():
+    ours = [found for found in IMPORTS if found.target.split(".")[0] == "asyncdata"]
+    assert [str(found) for found in ours if _floor(found.target) > _floor(found.module)] == [], "it is not below it"
+    assert knots(IMPORTS, TREES, facades_of(PACKAGE)) == []
+    without_loop = [found for found in IMPORTS if _folder(found.module) in WITHOUT_AN_EVENT_LOOP]
+    assert [str(found) for found in without_loop if found.target.split(".")[0] in EVENT_LOOPS] == []
+    assert heavy_breaches(IMPORTS) == []
     folders = {module: tree for module, tree in TREES.items() if module in facades_of(PACKAGE)}
 
     assert {_folder(module) for module in TREES} == {*FOLDERS, *FILES}
     assert [module for module, tree in folders.items() if not ast.get_docstring(tree)] == []
-
-
-def test_a_folder_imports_only_from_folders_that_stand_before_it_and_no_modules_one_another_not_even_for_types():
-    assert level_breaches(IMPORTS) == []
-    assert knots(IMPORTS, TREES, facades_of(PACKAGE)) == []
-
-
-def test_what_computes_values_knows_no_event_loop():
-    assert event_loop_breaches(IMPORTS) == []
-
-
-def test_heavy_frameworks_are_imported_inside_functions_of_files_or_folders_that_bear_their_name():
-    assert heavy_breaches(IMPORTS) == []
 
 
 def test_files_and_functions_are_short_and_nothing_in_them_sleeps_pickles_or_is_left_to_do():
@@ -233,11 +206,12 @@ def test_files_and_functions_are_short_and_nothing_in_them_sleeps_pickles_or_is_
     assert words_that_do_not_belong(PACKAGE) == []
 
 
-def test_the_tests_do_not_grow_and_reach_into_no_more_inner_modules():
+def test_the_package_and_the_tests_do_not_grow_and_tests_reach_into_no_more_inner_modules():
     lines = sum(len(path.read_bytes().splitlines()) for path in TESTS.rglob("*.py"))
 
     assert lines <= MAX_TEST_LINES
     assert len(inner_imports(read_package(TESTS))) <= MAX_INNER_IMPORTS
+    assert sum(map(lines_of, PACKAGE.rglob("*.py"))) <= MAX_LINES
 
 
 MAX_LINES = 40_040
@@ -292,10 +266,6 @@ def lines_of(path: Path) -> int:
     return code_lines(path.read_text(encoding="utf-8"))
 
 
-def test_the_package_does_not_outgrow_what_was_decided():
-    assert sum(map(lines_of, PACKAGE.rglob("*.py"))) <= MAX_LINES
-
-
 def test_a_plain_loader_imports_no_wing_and_less_than_what_was_decided(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"input": "What is {n} + 7?"}}\n' for n in range(40)))
@@ -333,20 +303,15 @@ def test_the_names_of_a_public_module_are_a_sorted_list_and_are_explained(module
     assert not {*module.__all__} & {*asyncdata.__all__}
 
 
-def test_public_modules_need_no_import_of_their_own():
+def test_importing_the_package_its_public_modules_and_every_public_name_imports_no_more_than_that():
+    imported = modules_after("import asyncdata") - modules_after("import __future__, importlib, typing")
+    assert imported == {"asyncdata", "asyncdata.core"}
     imported = modules_after("import asyncdata\nasyncdata.errors.EndOfData") - modules_after("import typing")
 
     assert {name for name in imported if name.startswith("asyncdata.")} == {
         *("asyncdata.core", "asyncdata.core.errors", "asyncdata.errors")
     }
 
-
-def test_importing_the_package_imports_typing_and_two_small_modules():
-    imported = modules_after("import asyncdata") - modules_after("import __future__, importlib, typing")
-    assert imported == {"asyncdata", "asyncdata.core"}
-
-
-def test_resolving_every_public_name_imports_no_framework():
     imported = modules_after("import asyncdata\nfor name in asyncdata.__all__: getattr(asyncdata, name)")
 
     assert "asyncdata.loader.loader" in imported

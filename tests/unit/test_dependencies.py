@@ -49,15 +49,13 @@ def test_every_dependency_has_a_lower_bound_and_one_range_of_versions():
     assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
 
 
-def test_the_core_needs_what_the_page_names_and_nothing_else():
+def test_the_core_needs_what_the_page_names_and_pulls_in_no_extra():
     page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
     section = page.partition("\n## Dependencies\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", section, re.MULTILINE)
 
     assert [name for name, _ in rows] == sorted(names(CORE))
 
-
-def test_the_core_pulls_in_no_extra():
     found: set[str] = set()
     for name in names(CORE):
         needed(name, found)

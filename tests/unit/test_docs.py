@@ -313,18 +313,15 @@ def test_the_reference_in_the_repository_is_that_of_the_code(page):
     assert text == reference.filled(text), "it is stale: python docs/site/reference.py"
 
 
-def test_the_reference_says_what_each_class_of_settings_takes():
+def test_the_reference_lists_all_there_is_and_says_what_each_class_of_settings_takes():
+    for what, (declared, documented) in declared_and_documented().items():
+        assert documented == declared, what
     pages = "\n".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
     signatures = dict(re.findall(r"^```python3\n([A-Z]\w+)\((.*?)\)\n```", pages, re.M | re.S))
     kinds = (getattr(module, name, None) for module in (asyncdata, asyncdata.xtuner) for name in module.__all__)
     for kind in (kind for kind in kinds if hasattr(kind, "__struct_fields__")):
         fields = [name for name in kind.__struct_fields__ if not name.startswith("_")]
         assert re.findall(r"(?:^|[\n ])(\w+):", signatures[kind.__name__]) == fields, kind
-
-
-def test_the_reference_lists_all_there_is_and_nothing_else():
-    for what, (declared, documented) in declared_and_documented().items():
-        assert documented == declared, what
 
 
 @pytest.mark.parametrize("kind", [asyncdata.LoaderConfig, asyncdata.Statistics, *STRUCTS.values()])
@@ -404,7 +401,7 @@ def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_st
         assert "asyncdata" in code and "__main__" in code, program
 
 
-def test_the_page_has_a_row_for_each_figure_and_names_tests_that_exist():
+def test_every_figure_has_its_row_and_its_results_and_the_tests_that_pages_name_exist():
     page = (ROOT / "docs" / "explanation" / "reliability.md").read_text(encoding="utf-8")
     rows = {cells[1].strip(): cells for cells in (line.split("|") for line in page.splitlines()) if len(cells) == 7}
 
@@ -413,8 +410,6 @@ def test_the_page_has_a_row_for_each_figure_and_names_tests_that_exist():
     assert len(named) > len(TARGETS)
     assert all((ROOT / path).exists() for path in named)
 
-
-def test_the_page_of_measurements_explains_every_figure_once_and_has_results_of_each():
     page = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
     sections = (
         page.split(f"## {name}\n", 1)[1].split("\n## ", 1)[0] for name in ("What is measured", "Time and memory")

@@ -168,7 +168,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_prompts_are_questions_whose_answer_is_the_label(prompts):
+def test_the_prompts_are_questions_whose_answer_is_the_label_and_the_tokenizer_is_small(prompts):
     rows = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
 
     assert all(set(row) == {"input", "label", "metadata"} for row in rows)
@@ -179,6 +179,12 @@ def test_the_prompts_are_questions_whose_answer_is_the_label(prompts):
     assert found["input"].startswith("Which class of Python's standard library is described here? Answer with its")
     assert "Object for parsing command line strings into Python objects." in found["input"]
 
+    files = {path.name: path for path in Path(tokenizer_folder()).iterdir()}
+
+    assert set(files) == {"tokenizer.json", "tokenizer_config.json"}
+    assert sum(path.stat().st_size for path in files.values()) < 500_000
+    assert json.loads(files["tokenizer_config.json"].read_text())["chat_template"] == demo.CHAT_TEMPLATE
+
 
 def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="num_rows must be at least 1, got 0"):
@@ -186,14 +192,6 @@ def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
     change(monkeypatch, library_of_the_demo=lambda: tmp_path / "lib")
     with pytest.raises(SourceError, match="AD201 no docstring was found in .*lib"):
         write_docstring_prompts(tmp_path / "prompts.jsonl")
-
-
-def test_the_tokenizer_is_small_and_its_template_is_the_one_in_the_source():
-    files = {path.name: path for path in Path(tokenizer_folder()).iterdir()}
-
-    assert set(files) == {"tokenizer.json", "tokenizer_config.json"}
-    assert sum(path.stat().st_size for path in files.values()) < 500_000
-    assert json.loads(files["tokenizer_config.json"].read_text())["chat_template"] == demo.CHAT_TEMPLATE
 
 
 @pytest.mark.thorough

@@ -148,15 +148,6 @@ def test_a_tokenizer_object_in_place_of_its_folder_is_refused_with_what_to_pass(
         ad.PromptTokenizeFn(tokenizer)
 
 
-def test_a_name_of_the_hub_in_place_of_a_file_points_to_its_source(open_loader, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    with pytest.raises(SourceError, match=r"AD304 .*openai/gsm8k.*HuggingFaceSource\('openai/gsm8k', split='train'\)"):
-        open_loader("openai/gsm8k")
-    with pytest.raises(SourceError, match=r"AD304 .*rows\.jsonl: No such file or directory$"):
-        open_loader("data/some/rows.jsonl")
-
-
 @pytest.mark.parametrize(
     ("prompt_key", "message"),
     [
@@ -230,11 +221,20 @@ def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(open_l
     assert all("exchange=" in event["remedy"] and "fast tokenizer" in event["remedy"] for event in found)
 
 
-def test_another_system_than_linux_is_named_at_once(open_loader, monkeypatch):
+def test_another_system_than_linux_and_a_name_of_the_hub_in_place_of_a_file_are_named_at_once(
+    open_loader, monkeypatch, tmp_path
+):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
         with pytest.raises(ConfigError, match="workers need Linux, and this is darwin: .* num_workers=0"):
             open_loader(num_workers=1)
+
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SourceError, match=r"AD304 .*openai/gsm8k.*HuggingFaceSource\('openai/gsm8k', split='train'\)"):
+        open_loader("openai/gsm8k")
+    with pytest.raises(SourceError, match=r"AD304 .*rows\.jsonl: No such file or directory$"):
+        open_loader("data/some/rows.jsonl")
 
 
 @pytest.mark.thorough
@@ -307,7 +307,7 @@ def test_it_is_found_once_and_for_all(text):
     assert redacted(redacted(text)) == redacted(text)
 
 
-def test_no_error_shows_it():
+def test_no_error_no_event_and_no_cause_shows_it():
     url = SHOWING[0]
     errors: list[Any] = [kind(url) for kind in (SourceError, AsyncDataError, PrefetchTimeoutError)]
     errors.append(BadRowError("AD421", url, path="a", line=1, excerpt=url, traceback=url))
@@ -315,8 +315,6 @@ def test_no_error_shows_it():
     for error in errors:
         assert SECRET not in repr(error) + str(error) + repr(vars(error))
 
-
-def test_no_event_shows_it():
     with capture_logs() as events:
         get_logger("x").info("a", path=SHOWING[0], paths=[SHOWING[4]], deep={"a": [SHOWING[5]]}, number=1)
         get_logger("x").warning("b", reason=SHOWING[7])
@@ -324,8 +322,6 @@ def test_no_event_shows_it():
     assert SECRET not in repr(events)
     assert events[0]["number"] == 1
 
-
-def test_a_cause_that_shows_it_is_left_out_and_any_other_is_not():
     plain = KeyError("x")
     outer = RuntimeError("y")
     outer.__cause__ = ValueError(SHOWING[0])

@@ -55,13 +55,20 @@ def rows(jsonl_file: Callable[..., Path]) -> Path:
     return jsonl_file({"id": number} for number in range(NUM_ROWS))
 
 
-def test_a_ready_batch_costs_as_many_calls_whatever_its_size_and_a_ready_group_none_of_its_own(rows):
+def test_a_ready_batch_and_group_cost_as_many_calls_whatever_their_size_and_a_sample_is_small(rows):
     with full_loader(rows) as loader:
         few, many = (calls_of_a_ready_batch(partial(loader.get_next_batch, number)) for number in (2, 64))
     with full_loader(rows, n_samples_per_prompt=8) as loader:
         assert calls_of_a_ready_batch(partial(loader.get_samples, 32)) <= 25  # 17
 
     assert few == many <= 20  # 14
+
+    assert sys.getsizeof(Sample()) <= 8 * (len(Sample.__struct_fields__) + 4)
+    with full_loader(rows) as loader:
+        (sample,) = loader.get_next_batch(1)
+
+        assert num_calls(lambda: sample.tokens) <= 8  # 5
+        assert num_calls(lambda: sample.tokens) <= 3
 
 
 @contextlib.contextmanager
@@ -76,15 +83,6 @@ def full_loader(path: Path, **knobs: Any) -> Iterator[DataLoader]:
 def calls_of_a_ready_batch(take: Callable[[], object]) -> int:
     """The fewest of some: a batch that goes over the end of a chunk takes the long way."""
     return min(num_calls(take) for _ in range(20))
-
-
-def test_a_sample_is_small_and_a_look_at_its_tokens_costs_few_calls(rows):
-    assert sys.getsizeof(Sample()) <= 8 * (len(Sample.__struct_fields__) + 4)
-    with full_loader(rows) as loader:
-        (sample,) = loader.get_next_batch(1)
-
-        assert num_calls(lambda: sample.tokens) <= 8  # 5
-        assert num_calls(lambda: sample.tokens) <= 3
 
 
 def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows():

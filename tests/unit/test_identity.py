@@ -46,11 +46,17 @@ def subclasses_of(kind: type) -> list[type]:
     return [found for each in kind.__subclasses__() for found in [each, *subclasses_of(each)]]
 
 
-def test_every_description_with_a_tokenizer_has_a_tag_that_is_pinned_here():
+def test_what_is_known_by_tag_is_pinned_and_kinds_of_one_base_are_told_apart():
     public = [kind for kind in subclasses_of(OfTokenizer) if kind.__name__.endswith("TokenizeFn")]
     ours = {tag_of(kind): kind for kind in public if kind.__module__.startswith("asyncdata.")}
 
     assert ours == DESCRIPTIONS
+
+    class Mine(asyncdata.PromptTokenizeFn, frozen=True, kw_only=True):
+        pass
+
+    assert tag_of(Mine) == f"{__name__}:{Mine.__qualname__}"
+    assert Mine("nowhere").settings_digest() != asyncdata.PromptTokenizeFn("nowhere").settings_digest()
 
 
 @pytest.mark.parametrize("kind", DESCRIPTIONS.values())
@@ -78,14 +84,6 @@ def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as
 )
 def test_a_setting_that_was_renamed_leaves_the_fingerprint_as_it_was(kind, settings, digest):
     assert kind("t", **settings).settings_digest() == digest
-
-
-def test_the_kinds_of_one_base_are_told_apart_where_a_subclass_has_no_tag_of_its_own():
-    class Mine(asyncdata.PromptTokenizeFn, frozen=True, kw_only=True):
-        pass
-
-    assert tag_of(Mine) == f"{__name__}:{Mine.__qualname__}"
-    assert Mine("nowhere").settings_digest() != asyncdata.PromptTokenizeFn("nowhere").settings_digest()
 
 
 def test_a_function_or_the_class_of_a_callable_is_known_by_its_tag_or_else_its_import_path():

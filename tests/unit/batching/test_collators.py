@@ -37,14 +37,10 @@ PAIRS = [
 ]
 
 WHOLE = {
-    "input_ids": [[1, 2, 3, 11, 12, 13, 99, 99, 99, 99, 99, 99]],
-    "labels": [[NONE, 2, 3, NONE, 12, 13, *[NONE] * 6]],
-    "position_ids": [[0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 0, 1]],
-    "seq_idx": [[0, 0, 0, 1, 1, 1, -1, -1, -1, -1, -1, -1]],
-    "cu_seqlens": [0, 3, 6, 10, 12],
-    "max_seqlen": 4,
-    "num_padding": 6,
-}
+    "input_ids": [[1, 2, 3, 11, 12, 13, 99, 99, 99, 99, 99, 99]], "labels": [[NONE, 2, 3, NONE, 12, 13, *[NONE] * 6]],
+    "position_ids": [[0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 0, 1]], "seq_idx": [[0, 0, 0, 1, 1, 1, -1, -1, -1, -1, -1, -1]],
+    "cu_seqlens": [0, 3, 6, 10, 12], "max_seqlen": 4, "num_padding": 6,
+}  # fmt: skip
 OF_XTUNER = {
     "input_ids": [[1, 2, 3, 11, 12, 0, 0, 0, 0, 0]],
     "shifted_labels": [[2, 3, 11, 12, 13, *[NONE] * 5]],
@@ -245,7 +241,7 @@ def test_each_token_has_the_number_of_its_part_of_a_mixture(collator, wanted):
         batch(long, other)
 
 
-def test_collating_does_not_write_into_the_documents():
+def test_collating_does_not_write_into_the_documents_and_xtuners_shape_can_be_of_tensors():
     one = document(*range(5), labels=range(5))
     one.tokens.flags.writeable = one.labels.flags.writeable = False
 
@@ -253,6 +249,16 @@ def test_collating_does_not_write_into_the_documents():
 
     assert not np.shares_memory(batch["input_ids"], one.tokens)
     assert not np.shares_memory(batch["labels"], one.labels)
+
+    torch = pytest.importorskip("torch")
+
+    (item,) = XTunerCollator(max_length=8, output="tensors", pad_to_max_length=False)([PACK])
+
+    assert item["shifted_labels"].tolist() == [[2, 3, NONE, 12, 13, NONE]]
+    assert item["seq_ctx"]["cu_seq_lens_k"].dtype == torch.int32
+    assert item["seq_ctx"]["max_length_k"] == 3
+    with pytest.raises(ConfigError, match='output="sequence_context" needs XTuner'):
+        XTunerCollator(max_length=8, output="sequence_context")([PACK])
 
 
 EMPTY = document()
@@ -302,18 +308,6 @@ def test_what_cannot_be_collated_is_an_error_that_says_so(collator, items, messa
 def test_a_setting_that_cannot_work_is_named(kind, settings, message):
     with pytest.raises(ConfigError, match=message):
         kind(**settings)
-
-
-def test_xtuners_shape_can_be_of_tensors_and_its_own_class_cannot_be_had_without_it():
-    torch = pytest.importorskip("torch")
-
-    (item,) = XTunerCollator(max_length=8, output="tensors", pad_to_max_length=False)([PACK])
-
-    assert item["shifted_labels"].tolist() == [[2, 3, NONE, 12, 13, NONE]]
-    assert item["seq_ctx"]["cu_seq_lens_k"].dtype == torch.int32
-    assert item["seq_ctx"]["max_length_k"] == 3
-    with pytest.raises(ConfigError, match='output="sequence_context" needs XTuner'):
-        XTunerCollator(max_length=8, output="sequence_context")([PACK])
 
 
 def test_arrays_become_tensors_of_their_shape_and_dtype_and_pinned_ones_need_a_device():

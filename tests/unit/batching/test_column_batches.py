@@ -86,10 +86,18 @@ def test_padded_rows_have_them_on_the_side_of_the_tokens(side, shift_labels):
     assert FixedCollator(length=4)(samples)["at_tokens"].shape == (2, 4, 2)
 
 
-def test_a_piece_of_a_sample_has_the_values_of_its_tokens():
+def test_a_piece_of_a_sample_has_the_values_of_its_tokens_and_megatrons_mask_is_beside_the_labels():
     whole = sample([1, 2, 3, 4, 5])
     batch = PackedCollator()([[Document(whole.tokens[2:4], whole.labels[2:4], None, whole, 2)]])
     assert (batch["at_tokens"][0, :, 0].tolist(), batch["at_labels"].tolist()) == ([3, 4], [[30, 40]])
+
+    column = Column("loss_mask", "float32", follows="labels")
+    ids = np.arange(1, 4, dtype=np.int32)
+    whole = Sample(tokens=ids, labels=ids, columns=Columns({column: np.array([0, 0.5, 1], np.float32)}))
+    batch = PackedCollator(max_length=5, shift="document")([[Document(ids, ids, None, whole)]])
+
+    assert (batch["loss_mask"].tolist(), batch["loss_mask"].dtype) == ([[0.5, 1, 0, 0, 0]], np.float32)
+    assert batch["shifted_labels"].tolist() == [[2, 3, IGNORE, IGNORE, IGNORE]]
 
 
 PIXELS = Column("pixel_values", "float32", "item", (2,), optional=True)
@@ -201,16 +209,6 @@ def test_padded_rows_without_a_picture_have_the_dummy_as_one_row_more(keys):
     assert str(collate([text, with_picture])) == str(without)
     with pytest.raises(ConfigError, match="^AD450 a document of 2 tokens"):
         PaddedCollator(max_length=1, dummy=dummy)([pictured([6])])
-
-
-def test_megatrons_float_mask_stands_beside_the_labels():
-    column = Column("loss_mask", "float32", follows="labels")
-    ids = np.arange(1, 4, dtype=np.int32)
-    whole = Sample(tokens=ids, labels=ids, columns=Columns({column: np.array([0, 0.5, 1], np.float32)}))
-    batch = PackedCollator(max_length=5, shift="document")([[Document(ids, ids, None, whole)]])
-
-    assert (batch["loss_mask"].tolist(), batch["loss_mask"].dtype) == ([[0.5, 1, 0, 0, 0]], np.float32)
-    assert batch["shifted_labels"].tolist() == [[2, 3, IGNORE, IGNORE, IGNORE]]
 
 
 @pytest.mark.parametrize(

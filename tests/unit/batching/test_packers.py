@@ -162,7 +162,7 @@ def test_hard_packs_are_the_tokens_laid_end_to_end(packing, lengths, places):
     assert packer.extend([packing.max_length], "a") == [[("a", 0, packing.max_length)]], "it begins anew"
 
 
-def test_soft_packs_are_the_same_for_ever():
+def test_soft_packs_are_the_same_for_ever_and_a_packer_holds_no_more_than_its_window():
     lengths = (np.arange(3000, dtype=np.int64) * 2_654_435_761 % 4096) + 1
     packer = SoftPacking(max_length=4096).open()
 
@@ -170,8 +170,6 @@ def test_soft_packs_are_the_same_for_ever():
 
     assert blake2b(repr(packs).encode(), digest_size=8).hexdigest() == PACKS_DIGEST
 
-
-def test_a_packer_holds_no_more_than_its_window():
     packer = soft(window_samples=100).open()
 
     for number in range(5000):
@@ -256,19 +254,22 @@ def test_a_plan_is_of_samples_with_tokens(lengths):
         XTunerPacking(max_length=10, seed=1).plan([np.array(lengths)])
 
 
-def test_kinds_of_data_sets_are_one_for_each_and_of_those_that_xtuner_joins():
+def test_kinds_and_costs_of_a_plan_are_those_given_or_xtuners():
     with pytest.raises(ConfigError, match="kind names 1 data sets, and there are 2: each file is one"):
         XTunerPacking(max_length=10, seed=1, kind=("hard",)).plan([np.array([3]), np.array([4])])
     with pytest.raises(ConfigError, match="'legacy' is of all"):
         XTunerPacking(max_length=10, seed=1, kind=("hard", "legacy"))
 
-
-def test_costs_of_a_plan_are_those_given_or_xtuners_for_text():
     lengths, packing = [np.array([640, 64, 65])], XTunerPacking(max_length=1000, seed=0)
 
     assert proxy_cost(np.array([64, 65, 191, 192, 320])).tolist() == [0, 1, 1, 4, 4]
     assert packing.plan(lengths).costs.tolist() == [26]
     assert packing.plan(lengths, [np.array([0.5, 1.0, 2.25])]).costs.tolist() == [3]
+
+    plan = Plan(packing=SoftPacking(max_length=8), world_size=4)
+
+    assert plan.num_delivered(7) == 7
+    assert msgspec.structs.replace(plan, grouping=LengthGrouping(method="xtuner")).num_delivered(7) == 8
 
 
 ROWS = 20  # of an epoch, some of which yield no sample
@@ -359,11 +360,6 @@ class Run:
         self.deliver(self.progress.num_ready)
 
 
-def keeping(rules):
-    """Of one rank: it can show the packs of all of them."""
-    return msgspec.structs.replace(rules, world_size=1, batch_size=rules.global_batch)
-
-
 def delivered_by_the_model(rules, samples):
     """All of D is packed; then all packs are ordered, window by window."""
     parts = [samples]
@@ -401,7 +397,8 @@ def ordered(rules, packs, window):
 @in_ci(max_examples=30)
 @given(rules, lengths, steps)
 def test_packs_follow_from_d_alone_whatever_comes_between(rules, sizes, steps):
-    rules = keeping(rules)
+    # Of one rank: it can show the packs of all of them.
+    rules = msgspec.structs.replace(rules, world_size=1, batch_size=rules.global_batch)
     samples = stream(sizes)
     run = Run(rules, samples)
     for step in steps:
@@ -475,13 +472,6 @@ def test_a_rounded_epoch_has_whole_steps_and_whole_batches_for_ranks_that_go_on_
         again = first + batch * data.draw(st.integers(0, max(0, whole - first) // batch))
         assert plan.num_delivered(num_packs, again) == whole
         first = batch * data.draw(st.integers(0, num_packs // batch))
-
-
-def test_packs_that_are_not_xtuners_are_not_rounded():
-    plan = Plan(packing=SoftPacking(max_length=8), world_size=4)
-
-    assert plan.num_delivered(7) == 7
-    assert msgspec.structs.replace(plan, grouping=LengthGrouping(method="xtuner")).num_delivered(7) == 8
 
 
 @in_ci(max_examples=30)

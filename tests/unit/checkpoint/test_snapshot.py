@@ -143,25 +143,12 @@ class TestCheck:
 class TestDescribe:
     def test_the_summary_holds_counts_and_no_tokens(self):
         assert describe(FULL) == {
-            "schema": 1,
-            "library": "0.1.0",
-            "epoch": 1,
-            "window": 2,
-            "row": 3,
-            "counters": FULL.counters,
-            "order": ORDER,
-            "fingerprints": FINGERPRINTS | {"data": {"num_files": 2, "num_bytes": 30, "digest": "d1"}},
-            "num_buffered_groups": 2,
-            "num_buffered_samples": 4,
-            "num_buffered_tokens": 20,
-            "num_leased_groups": 1,
-            "num_acked": 2,
-            "num_journalled_rows": 1,
-            "num_excluded_rows": 0,
-            "num_canaries": 2,
-            "outcomes": None,
+            "schema": 1, "library": "0.1.0", "epoch": 1, "window": 2, "row": 3, "counters": FULL.counters,
+            "order": ORDER, "fingerprints": FINGERPRINTS | {"data": {"num_files": 2, "num_bytes": 30, "digest": "d1"}},
+            "num_buffered_groups": 2, "num_buffered_samples": 4, "num_buffered_tokens": 20, "num_leased_groups": 1,
+            "num_acked": 2, "num_journalled_rows": 1, "num_excluded_rows": 0, "num_canaries": 2, "outcomes": None,
             "parts": {},
-        }
+        }  # fmt: skip
 
     def test_samples_of_any_make_are_counted(self):
         made = [{"__samples__": {"num_samples": 2, "num_tokens": 5}}, {"__samples__": [{"tokens": [3]}, 1]}]
@@ -209,18 +196,12 @@ PAYLOADS = (
 )
 JSON_PAYLOADS = (b"", b"[" * 1_000_000, b"\xff", b'{"position": [1, 2, NaN]}', b"9" * 5000)
 OTHERS = {
-    "a pickle": pickle.dumps({"position": 1}),
-    "gzip data": gzip.compress(b"x", mtime=0),
-    "zstd data": b"\x28\xb5\x2f\xfd....",
-    "a Parquet file": b"PAR1....",
-    "JSON text; load it with json and load_state_dict": b'{"format": "asyncdata.snapshot"}',
-    "JSON text": b"[1, 2]",
-    "a NumPy array": b"\x93NUMPY\x01",
-    "an HDF5 file": b"\x89HDF\r\n",
-    "an Arrow file": b"ARROW1\x00\x00",
-    "some other file": b"hello world",
-    "a zip archive, as torch.save writes": b"PK\x03\x04....",
-}
+    "a pickle": pickle.dumps({"position": 1}), "gzip data": gzip.compress(b"x", mtime=0),
+    "zstd data": b"\x28\xb5\x2f\xfd....", "a Parquet file": b"PAR1....",
+    "JSON text; load it with json and load_state_dict": b'{"format": "asyncdata.snapshot"}', "JSON text": b"[1, 2]",
+    "a NumPy array": b"\x93NUMPY\x01", "an HDF5 file": b"\x89HDF\r\n", "an Arrow file": b"ARROW1\x00\x00",
+    "some other file": b"hello world", "a zip archive, as torch.save writes": b"PK\x03\x04....",
+}  # fmt: skip
 
 
 def header(raw: bytes) -> bytes:
@@ -322,14 +303,9 @@ class TestFile:
 
         steps = [(name, "tmp" if place.endswith(".tmp") else place) for name, place in calls]
         assert list(dict.fromkeys(steps)) == [
-            ("write", "tmp"),
-            ("fsync", "tmp"),
-            ("pread", "tmp"),
-            ("link", "s"),
-            ("replace", "s.1"),
-            ("replace", "s"),
+            ("write", "tmp"), ("fsync", "tmp"), ("pread", "tmp"), ("link", "s"), ("replace", "s.1"), ("replace", "s"),
             ("fsync", tmp_path.name),
-        ]
+        ]  # fmt: skip
 
     def test_a_snapshot_of_the_first_schema_is_the_same_and_loads_for_ever(self, tmp_path, monkeypatch):
         with_surrogate = msgspec.structs.replace(GOLDEN_SNAPSHOT, canaries=["\ud800"])

@@ -83,7 +83,7 @@ def test_a_command_leaves_the_configuration_of_the_log_as_it_was(data, is_config
     assert (structlog.is_configured(), structlog.get_config()) == (is_configured, before)
 
 
-def test_help_does_not_wait_for_the_library():
+def test_help_does_not_wait_for_the_library_and_a_bar_is_no_wider_than_the_terminal(monkeypatch, capsys):
     code = (
         "import sys\nfrom asyncdata.cli.main import main\n"
         "main(['run', '--help'])\n"
@@ -91,6 +91,9 @@ def test_help_does_not_wait_for_the_library():
     )
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.splitlines()[-1] == "[]"
+    monkeypatch.setenv("COLUMNS", "40")
+    Progress("bar").show(Reading(**READING))
+    assert capsys.readouterr().err == "\x1b[2K[###         ]  25%  1,234 samples    5\r"
 
 
 READING = {"samples": 1234, "rows": 1300, "epoch": 1, "seconds": 2.5, "rows_per_s": 520.0, "tokens_per_s": 81_234.0}
@@ -104,12 +107,6 @@ def test_rates_have_three_digits_and_a_unit(rate, shown, capsys):
     Progress("plain", indent="  ").show(Reading(**{**READING, "tokens_per_s": rate}))
     line = f"   25%  1,234 samples    520 rows/s  {shown:>5} tokens/s  channel 50% full\n"
     assert capsys.readouterr().err == line
-
-
-def test_a_bar_is_no_wider_than_the_terminal(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "40")
-    Progress("bar").show(Reading(**READING))
-    assert capsys.readouterr().err == "\x1b[2K[###         ]  25%  1,234 samples    5\r"
 
 
 @pytest.mark.parametrize("options", [(), ("--shuffle", "full"), ("--block-bytes", "512", "--window-blocks", "4")])

@@ -43,11 +43,16 @@ def states(text):
     return [line.partition("  ")[2].strip() for line in text.splitlines()][1:]
 
 
-def test_show_says_what_is_known(run):
+def test_what_is_known_is_shown_and_prove_is_status_1_if_no_backend_is_exact_or_none_is_installed(run):
     assert states(run("show")[1]) == ["1.0 not proven yet", "1.0 not proven yet"]
     assert states(run("show", installed=("fastokens",))[1]) == ["not installed", "1.0 not proven yet"]
     absent = {"version": None, "state": "not installed"}
     assert json.loads(run("show", "--json", installed=())[1])["backends"] == {"gigatoken": absent, "fastokens": absent}
+
+    assert run("prove", "--backend", "fastokens")[0] == 1
+    status, _, talk = run("prove", "--backend", "fastokens", installed=("gigatoken",))
+    assert status == 1
+    assert "AD435 no fast tokenizer backend is installed; pip install fastokens" in talk
 
 
 def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_audit_revoked_it(run, files):
@@ -75,13 +80,6 @@ def test_all_characters_are_tried_on_request(run, monkeypatch):
     assert (status, talk) == (0, "gigatoken: all characters of Unicode, about a minute\n")
     found = json.loads(run("show", "--json")[1])["backends"]["gigatoken"]
     assert (found["num_characters"], found["num_refused"]) == (len(FEW) + 16, 0)
-
-
-def test_prove_is_status_1_if_no_backend_is_exact_or_none_is_installed(run):
-    assert run("prove", "--backend", "fastokens")[0] == 1
-    status, _, talk = run("prove", "--backend", "fastokens", installed=("gigatoken",))
-    assert status == 1
-    assert "AD435 no fast tokenizer backend is installed; pip install fastokens" in talk
 
 
 CHAT = [user("Is it far?"), assistant("No.\nNot at all.")]

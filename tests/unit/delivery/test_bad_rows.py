@@ -191,10 +191,16 @@ def test_a_file_that_stands_out_is_told_of_after_the_whole_source_and_named_file
     assert told.see(others[:19], {"long": [0]}) == [("long", "", 20, 249)]
 
 
-def test_rows_of_other_ranks_do_not_count():
+def test_rows_of_other_ranks_do_not_count_and_at_most_twenty_files_are_named_for_a_reason():
     ours = np.arange(1000) < 100
 
     assert Told(1).see([0] * 1000, {"bad row AD424": [*range(0, 30)]}, ours) == [("bad row AD424", "0", 30, 100)]
+
+    told = Told(100)
+
+    found = told.see([row // 20 for row in range(2000)], {"long": [*range(0, 2000)]})
+
+    assert [path for _, path, _, _ in found] == [*map(str, range(20)), ""]
 
 
 def test_memory_is_bounded_for_a_million_files_and_a_reason_for_each_row():
@@ -208,11 +214,3 @@ def test_memory_is_bounded_for_a_million_files_and_a_reason_for_each_row():
 
     assert found == [("other reasons", "", 970, 1000)]
     assert num_bytes < 20e6
-
-
-def test_at_most_twenty_files_are_named_for_a_reason():
-    told = Told(100)
-
-    found = told.see([row // 20 for row in range(2000)], {"long": [*range(0, 2000)]})
-
-    assert [path for _, path, _, _ in found] == [*map(str, range(20)), ""]

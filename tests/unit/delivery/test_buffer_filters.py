@@ -251,7 +251,7 @@ def test_no_group_is_lost_repeated_or_changed(buffer_filter, buffer, num_groups)
     assert places_of([item.group for item in choose(items, num_groups, buffer_filter)], buffer) == served
 
 
-def test_a_reward_of_several_values_is_looked_at_by_its_key():
+def test_a_reward_of_several_values_is_looked_at_by_its_key_and_staleness_at_the_moment_of_the_call():
     buffer = rewarded(
         [{"accuracy": 1, "style": 0.5}] * 2, [{"accuracy": 0}, {"accuracy": np.float32(1)}], [True, False]
     )
@@ -259,8 +259,6 @@ def test_a_reward_of_several_values_is_looked_at_by_its_key():
     assert served(ByReward(reward_key="accuracy"), buffer) == [1, 2, 0]
     assert served(ByStaleness(), written_by(np.int64(3), np.int32(5))) == [1, 0], "and versions may be numpy's"
 
-
-def test_staleness_is_that_of_the_moment_of_the_call():
     version = 5
     buffer_filter = ByStaleness(max_staleness=1, current_version=lambda: version, too_stale="stay", order=None)
 
@@ -344,22 +342,17 @@ def test_a_group_that_is_not_wholly_rewarded_is_not_judged(reward):
 def rolled_out(number, prompt, response, /, **fields):
     size = len(response)
     made = {
-        "response": "so far",
-        "response_length": size,
-        "reward": 1.0,
-        "rollout_log_probs": [[-0.5] * size] * 2,
-        "loss_mask": [[1] * size] * 2,
-        "status": Status.ABORTED,
-        "metadata": {"source": "math"},
+        "response": "so far", "response_length": size, "reward": 1.0, "rollout_log_probs": [[-0.5] * size] * 2,
+        "loss_mask": [[1] * size] * 2, "status": Status.ABORTED, "metadata": {"source": "math"},
         "extra": {"policy_version": 3, "note": "kept"},
-    }
+    }  # fmt: skip
     group = group_of(number, **made | fields)
     for sample in group:
         sample.tokens = np.array(prompt + response, np.int32)
     return group
 
 
-def test_a_group_that_is_reset_is_as_it_came_from_the_stream():
+def test_a_group_that_is_reset_is_as_it_came_from_the_stream_and_tokens_without_the_response_stay():
     gone = dict.fromkeys(("reward", "loss_mask", "rollout_log_probs"))
     group = rolled_out(4, [7, 8], [9, 10, 11])
     fresh = rolled_out(4, [7, 8], [], **gone, response="", status=Status.PENDING, extra={"note": "kept"})
@@ -370,8 +363,6 @@ def test_a_group_that_is_reset_is_as_it_came_from_the_stream():
     assert group[0].tokens.dtype == np.int32
     assert group[0].tokens.base is None, "or the response's tokens stay in memory"
 
-
-def test_tokens_that_never_had_the_response_stay():
     group = rolled_out(0, [7, 8, 9], [], response_length=2)
 
     reset_response(group, response_in_tokens=False)

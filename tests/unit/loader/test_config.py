@@ -153,14 +153,6 @@ def test_what_is_no_struct_is_refused_with_what_is_one(knob):
         assert refusal(**{knob: value}).startswith(f"`{knob}` is ") and refusal(**{knob: value}).endswith(told)
 
 
-def test_an_unknown_setting_of_a_struct_is_named_with_all_there_are():
-    assert refusal(bad_rows={"polcy": "skip"}) == (
-        "there is no setting 'polcy' of `bad_rows`; did you mean 'policy'? There are excerpts, max, path, policy"
-    )
-    assert "did you mean 'world_size'?" in refusal(ranks={"num_replicas": 2})
-    assert "did you mean 'folder'?" in refusal(cache={"cache_dir": "x"})
-
-
 WRONG: dict[type, dict[str, list[Any]]] = {
     Ranks: {"rank": [-1], "world_size": [0], "gradient_accumulation": [0], "round_up": ["yes"]},
     Limits: {"max_workers": [0], "max_ready_bytes": [0], "row_timeout_s": [-1.0, None]},
@@ -180,26 +172,27 @@ def test_a_wrong_value_in_a_struct_is_refused_and_named_with_its_struct(kind):
         assert refusal(**{knob: {setting: value}}) == str(caught.value)
 
 
-def test_settings_that_do_not_go_together_are_named():
+def test_settings_that_do_not_go_together_are_named_and_those_of_a_struct_that_there_are_not():
     assert refusal(batch_size=6, n_samples_per_prompt=4) == (
         "batch_size=6 is no multiple of n_samples_per_prompt=4; a batch holds whole groups"
     )
     assert refusal(ranks={"rank": 2, "world_size": 2}) == (
         "Ranks: rank=2 is too large for world_size=2: ranks are counted from 0"
     )
+    assert "remote_max_bytes needs a folder" in refusal(cache={"folder": "", "remote_max_bytes": 1})
+    assert refusal(bad_rows={"polcy": "skip"}) == (
+        "there is no setting 'polcy' of `bad_rows`; did you mean 'policy'? There are excerpts, max, path, policy"
+    )
+    assert "did you mean 'world_size'?" in refusal(ranks={"num_replicas": 2})
+    assert "did you mean 'folder'?" in refusal(cache={"cache_dir": "x"})
 
 
 WRONG_KNOBS: dict[str, list[Any]] = {
-    **dict.fromkeys(("epochs", "n_samples_per_prompt", "buffer_size", "dp_size"), [0]),
-    "batch_size": [0, "32"],
-    "num_workers": [-1],
-    "timeout_s": [0, float("nan")],
-    "seed": [1.0, True, "42", None],
-    "drop_last": [1],
+    **dict.fromkeys(("epochs", "n_samples_per_prompt", "buffer_size", "dp_size"), [0]), "batch_size": [0, "32"],
+    "num_workers": [-1], "timeout_s": [0, float("nan")], "seed": [1.0, True, "42", None], "drop_last": [1],
     "shuffle": ["all", {"method": "sorted"}, {"method": "keyed", "first": "a"}, {"blocks": 3}, {"block_bytes": 0}],
-    "commit": ["never"],
-    "event_loop": ["curio"],
-}
+    "commit": ["never"], "event_loop": ["curio"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG_KNOBS)
@@ -219,10 +212,6 @@ def test_no_timeout_is_too_long(value):
 @pytest.mark.parametrize("value", ["1", b"1", True, float("nan"), [1], object()])
 def test_a_timeout_that_is_no_number_is_named(value):
     assert refusal(timeout_s=value).startswith("`timeout_s` is a number of seconds, or None for no limit; got ")
-
-
-def test_a_cache_of_blocks_needs_a_folder():
-    assert "remote_max_bytes needs a folder" in refusal(cache={"folder": "", "remote_max_bytes": 1})
 
 
 @pytest.mark.parametrize(
@@ -260,27 +249,14 @@ def test_leaves_have_dotted_names_in_the_order_of_the_schedule_and_weigh_by_the_
     assert node.stages == ((0, (1, 2, 1)),)
 
 
-def test_the_description_names_every_setting_that_decides_the_schedule():
+def test_the_description_names_every_setting_that_decides_the_schedule_and_a_seed_is_of_its_part():
     mix = Mix({"a": Part("a.jsonl", weight=3), "m": Part(Mix({"x": "x.jsonl"}, quota=5))}, stages={10: {"a": 1}})
 
     assert mix.node({}).description() == {
-        "by": "rows",
-        "quota": 1000,
-        "a.weight": 3,
-        "m.weight": 1,
-        "a.weight from 10 on": 1,
-        "m.weight from 10 on": 0,
-        "a.when_done": ["repeat", None],
-        "m.when_done": ["repeat", None],
-        "m.by": "rows",
-        "m.quota": 5,
-        "m.x.weight": 1,
+        "by": "rows", "quota": 1000, "a.weight": 3, "m.weight": 1, "a.weight from 10 on": 1, "m.weight from 10 on": 0,
+        "a.when_done": ["repeat", None], "m.when_done": ["repeat", None], "m.by": "rows", "m.quota": 5, "m.x.weight": 1,
         "m.x.when_done": ["repeat", None],
-    }
-
-
-def test_the_seed_of_a_part_is_pinned_and_its_own():
-    """It decides the part's order, so it never changes."""
+    }  # fmt: skip
     assert part_seed(42, "math") == 44107359106453524
     assert len({part_seed(seed, name) for seed in (1, 2) for name in ("a", "b")}) == 4
 

@@ -42,15 +42,11 @@ def part_of(number: int) -> SourceStatistics:
 def distinct(**changes: Any) -> Statistics:
     numbers = {name: number for number, name in enumerate(Statistics.__struct_fields__)}
     fields = numbers | {
-        "dropped_total": {"max_length": 7, REASON: 2},
-        "noted_total": {"straddling_token": 3},
-        "excluded_rows": {},
-        "unpacked_samples_total": {},
-        "unpacked_tokens_total": {"tail": 11},
-        "data_wait_seconds_total": 1.5,
+        "dropped_total": {"max_length": 7, REASON: 2}, "noted_total": {"straddling_token": 3}, "excluded_rows": {},
+        "unpacked_samples_total": {}, "unpacked_tokens_total": {"tail": 11}, "data_wait_seconds_total": 1.5,
         "by_source": {name: part_of(number) for number, name in enumerate(("math.easy", "code"), 70)},
         "workers": [WorkerState(state="busy", pid=1, busy_s=0.5), WorkerState(state="idle", pid=2)],
-    }
+    }  # fmt: skip
     return Statistics(**fields | changes)
 
 
@@ -62,16 +58,10 @@ def test_flat_statistics_are_numbers_with_names_for_prometheus():
     assert all(name.startswith("asyncdata_") and name.replace("_", "").isalnum() for name in flat)
     assert all(isinstance(value, int | float) for value in flat.values())
     assert {name: value for name, value in flat.items() if value} == {
-        "asyncdata_samples_total": 7,
-        "asyncdata_dropped_total": 3,
-        "asyncdata_dropped_bad_row_ad101_total": 2,
-        "asyncdata_dropped_too_long_total": 1,
-        "asyncdata_noted_total": 3,
-        "asyncdata_noted_question_lost_total": 2,
-        "asyncdata_noted_other_total": 1,
-        "asyncdata_workers": 3,
-        "asyncdata_workers_busy": 2,
-    }
+        "asyncdata_samples_total": 7, "asyncdata_dropped_total": 3, "asyncdata_dropped_bad_row_ad101_total": 2,
+        "asyncdata_dropped_too_long_total": 1, "asyncdata_noted_total": 3, "asyncdata_noted_question_lost_total": 2,
+        "asyncdata_noted_other_total": 1, "asyncdata_workers": 3, "asyncdata_workers_busy": 2,
+    }  # fmt: skip
     assert not [name for name in flat if "source" in name], "there are no parts without a mixture"
     assert distinct().to_dict()["asyncdata_source_math_easy_samples_total"] == 70
 
@@ -114,10 +104,6 @@ def test_a_label_that_no_scraper_takes_or_that_the_numbers_have_is_refused(name)
         distinct().to_prometheus({"rank": "0", name: "1"})
 
 
-def odd(row: dict[str, Any]) -> list[int] | None:
-    return [row["n"]] if row["n"] % 2 else None
-
-
 def test_opentelemetry_reads_the_numbers_of_a_loader_and_its_parts_until_it_is_gone(tmp_path):
     sdk = pytest.importorskip("opentelemetry.sdk.metrics", reason="needs opentelemetry-sdk")
     export = pytest.importorskip("opentelemetry.sdk.metrics.export")
@@ -135,7 +121,8 @@ def test_opentelemetry_reads_the_numbers_of_a_loader_and_its_parts_until_it_is_g
         found = [(one, point) for scope in scopes for one in scope.metrics for point in one.data.data_points]
         return {(m.name, *sorted(p.attributes.items())): (p.value, m.unit) for m, p in found}
 
-    with DataLoader(mix, tokenize_fn=odd, num_workers=0, buffer_size=4) as loader:
+    knobs: Any = {"tokenize_fn": lambda row: [row["n"]] if row["n"] % 2 else None, "num_workers": 0, "buffer_size": 4}
+    with DataLoader(mix, **knobs) as loader:
         observe(loader, provider.get_meter("test"), {"rank": "1"})
         loader.get_next_batch(4)
         found, rank = numbers(), ("rank", "1")
@@ -232,10 +219,6 @@ def test_a_loader_whose_constructor_failed_can_be_printed(folder):
     assert repr(loader) == "<DataLoader closed: the loader's constructor failed>"
 
 
-def explained(now: Statistics, oldest: Any = None, *, is_started: bool = True, is_indexing: bool = False) -> Any:
-    return explain_timeout(2.0, 5, now, oldest, lacking(now, is_started, is_indexing=is_indexing))[:2]
-
-
 @pytest.mark.parametrize(
     ("now", "settings", "expected"),
     [
@@ -255,7 +238,7 @@ def explained(now: Statistics, oldest: Any = None, *, is_started: bool = True, i
     ],
 )
 def test_the_stage_that_starves_is_named(now, settings, expected):
-    message, facts = explained(now, **settings)
+    message, facts = explain_timeout(2.0, 5, now, None, lacking(now, **{"is_started": True, **settings}))[:2]
 
     assert re.match(expected, facts["stage"])
     assert "oldest row" not in message
@@ -324,20 +307,13 @@ def test_a_display_that_fails_is_a_warning_and_the_wait_lasts(caplog, monkeypatc
     assert [record.event for record in caplog.records] == ["progress.failed"]
 
 
-def test_events_come_each_time_the_wait_has_doubled(caplog):
-    caplog.set_level(logging.INFO)
-    show(wait_progress._display("log"), 2.0, 3.0, 4.0, 5.0, 8.0, 15.9, 16.0)  # noqa: SLF001
-
-    assert [record.fields["waited_s"] for record in caplog.records] == [2.0, 4.0, 8.0, 16.0]
-
-
 def show(display: wait_progress.Display, *waited_s: float) -> None:
     for seconds in waited_s:
         display.show("the row index", seconds)
     display.end()
 
 
-def test_without_rich_and_where_they_are_asked_for_there_are_lines(monkeypatch):
+def test_without_rich_there_are_lines_and_events_come_each_time_the_wait_has_doubled(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
 
@@ -345,6 +321,11 @@ def test_without_rich_and_where_they_are_asked_for_there_are_lines(monkeypatch):
         show(wait_progress._display(way), 2.0, 3.0)  # noqa: SLF001
 
     assert sys.stderr.getvalue() == 2 * "asyncdata: the row index (2 s)\n"
+
+    caplog.set_level(logging.INFO)
+    show(wait_progress._display("log"), 2.0, 3.0, 4.0, 5.0, 8.0, 15.9, 16.0)  # noqa: SLF001
+
+    assert [record.fields["waited_s"] for record in caplog.records] == [2.0, 4.0, 8.0, 16.0]
 
 
 class Terminal(io.StringIO):

@@ -141,8 +141,7 @@ def test_the_folder_is_where_caches_are(monkeypatch):
     assert cache_folder() == "/home/me/.cache/asyncdata"
 
 
-def identity(number: int) -> str:
-    return f"{number:032x}"
+identity = "{:032x}".format
 
 
 def make(folder: str, number: int, *, rows: int = 0, used_s: int | None = None) -> int:
@@ -246,16 +245,8 @@ def learn(pacer: ChunkPacer, row_s: float, number: int) -> list[int]:
     return [*sizes, pacer.num_rows]
 
 
-def test_the_first_chunks_are_small_and_each_may_be_twice_as_large():
+def test_first_chunks_are_small_each_may_be_twice_as_large_and_one_slow_chunk_does_not_decide():
     assert learn(ChunkPacer(MANY, num_workers=2), 0.0, 7) == [32, 64, 128, 256, 512, 1024, 1024, 1024]
-
-
-@pytest.mark.parametrize(("row_s", "num_rows"), [(0.0001, 500), (0.001, 50), (0.01, 5), (0.05, 1), (10.0, 1)])
-def test_a_chunk_grows_or_shrinks_to_fifty_milliseconds_of_work(row_s, num_rows):
-    assert abs(learn(ChunkPacer(MANY, num_workers=2), row_s, 20)[-1] - num_rows) <= 1
-
-
-def test_one_slow_chunk_does_not_decide_and_an_empty_one_teaches_nothing():
     pacer = ChunkPacer(MANY, num_workers=2)
     pacer.learn(0, 5.0)
     assert pacer.num_rows == 32
@@ -263,6 +254,11 @@ def test_one_slow_chunk_does_not_decide_and_an_empty_one_teaches_nothing():
         pacer.learn(100, 100 * row_s)
 
     assert pacer.num_rows == int(0.05 / (0.8 * 0.0005 + 0.2 * 0.001))
+
+
+@pytest.mark.parametrize(("row_s", "num_rows"), [(0.0001, 500), (0.001, 50), (0.01, 5), (0.05, 1), (10.0, 1)])
+def test_a_chunk_grows_or_shrinks_to_fifty_milliseconds_of_work(row_s, num_rows):
+    assert abs(learn(ChunkPacer(MANY, num_workers=2), row_s, 20)[-1] - num_rows) <= 1
 
 
 @pytest.mark.parametrize(

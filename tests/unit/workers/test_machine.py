@@ -21,13 +21,9 @@ CACHED, CACHED_V1 = "inactive_file 300\nactive_file 7\n", "inactive_file 1\ntota
 Files = dict[str, str]
 
 
-def cpu_v1(quota: str) -> Files:
-    return {"cpu,cpuacct/d/x/cpu.cfs_quota_us": quota, "cpu,cpuacct/d/x/cpu.cfs_period_us": "100000"}
-
-
-def memory_v1(cached: str) -> Files:
-    group = "memory/d/x/memory"
-    return {f"{group}.limit_in_bytes": "5000", f"{group}.usage_in_bytes": "4000", f"{group}.stat": cached}
+CPU_V1 = {"cpu,cpuacct/d/x/cpu.cfs_period_us": "100000"}
+GROUP_V1 = "memory/d/x/memory"
+MEMORY_V1 = {f"{GROUP_V1}.limit_in_bytes": "5000", f"{GROUP_V1}.usage_in_bytes": "4000", f"{GROUP_V1}.stat": CACHED_V1}
 
 
 def memory_v2(limit: str, used: str, group: str = "a/b", cached: str = "") -> Files:
@@ -59,8 +55,8 @@ def machine(tmp_path, monkeypatch):
         pytest.param(V2, {"cpu.max": "150000 100000\n"}, 2, ALL, id="a fraction of a CPU counts as one"),
         pytest.param(V2, {"cpu.max": "1000 100000\n"}, 1, ALL, id="less than one CPU"),
         pytest.param(V2, {"cpu.max": "9900000 100000\n"}, 16, ALL, id="a quota of more than there is"),
-        pytest.param(V1, cpu_v1("-1\n"), 16, ALL, id="no quota, version 1"),
-        pytest.param(V1, cpu_v1("350000\n"), 4, ALL, id="a quota, version 1"),
+        pytest.param(V1, CPU_V1 | {"cpu,cpuacct/d/x/cpu.cfs_quota_us": "-1\n"}, 16, ALL, id="no quota, version 1"),
+        pytest.param(V1, CPU_V1 | {"cpu,cpuacct/d/x/cpu.cfs_quota_us": "350000\n"}, 4, ALL, id="a quota, version 1"),
         pytest.param("0::/../../kubepods/x\n", {"cpu.max": "200000 100000\n"}, 2, ALL, id="a path beyond the mount"),
         pytest.param(
             V2,
@@ -72,7 +68,7 @@ def machine(tmp_path, monkeypatch):
             id="the tightest limit of all groups above this process",
         ),
         pytest.param(V2, memory_v2("5000\n", "4000\n", cached=CACHED), 16, 1300, id="cached pages count as free"),
-        pytest.param(V1, memory_v1(CACHED_V1), 16, 1300, id="cached pages count as free, version 1"),
+        pytest.param(V1, MEMORY_V1, 16, 1300, id="cached pages count as free, version 1"),
         pytest.param(V2, memory_v2("5\n", "9\n"), 16, 0, id="a group above its limit has nothing left"),
     ],
 )
@@ -83,13 +79,6 @@ def test_what_may_be_used_is_the_least_of_all_limits(machine, own, groups, num_c
     assert (parts.num_usable_cpus(root), parts.available_memory(root)) == (num_cpus, num_bytes)
 
 
-def test_only_cpus_in_the_affinity_mask_count(machine, monkeypatch):
-    root = machine({})
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
-
-    assert parts.num_usable_cpus(root) == 2
-
-
 def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(machine):
     text = "5581-7ffd ---p 00000000 00:00 0      [rollup]\nRss:     9000 kB\nPss:     4000 kB\nPss_Anon: 1 kB\n"
     root = machine({"proc/42/smaps_rollup": text, "proc/42/statm": "9000 300 20 1 0 50 0\n"})
@@ -98,12 +87,17 @@ def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(mach
     assert [parts.resident_memory(pid, root) for pid in (42, 43)] == [300 * os.sysconf("SC_PAGE_SIZE"), 0]
 
 
-def test_this_machine_and_this_process_can_be_measured():
+def test_only_cpus_in_the_affinity_mask_count_and_this_machine_can_be_measured(machine, monkeypatch):
     assert 1 <= parts.num_usable_cpus() <= len(os.sched_getaffinity(0))
     assert parts.available_memory() > 0
     assert parts.resident_memory(os.getpid()) > 1_000_000
     if Path("/proc/self/smaps_rollup").exists():
         assert parts.process_memory(os.getpid()) > 1_000_000
+
+    root = machine({})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
+
+    assert parts.num_usable_cpus(root) == 2
 
 
 @pytest.fixture

@@ -108,12 +108,19 @@ def terms(jsonl_file):
     return parts.terms_of(Client(None, jsonl_file([{"id": 1}, {"id": 2}]), row_id).job)
 
 
-def test_settings_that_travel_are_the_same_settings(small_tokenizer, jsonl_file):
+def test_what_travels_is_the_same_and_files_have_digests_even_if_the_source_has_none(
+    small_tokenizer, jsonl_file, terms
+):
     """What is decoded is equal to what was encoded, but not the same objects, and a digest must not depend on that."""
     function = PromptTokenizeFn(str(small_tokenizer), prompt_key="input", max_length=100)
     sent = parts.terms_of(Client(None, jsonl_file([{"input": "x"}]), function).job)
 
     parts.check_function(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=parts.Terms))
+
+    files = JsonlSource(str(jsonl_file([{"id": 5}], "other.jsonl"))).open(64).files
+    job = with_(terms.job, files=[with_(file, digest="") for file in files])
+
+    assert all(file.digest for file in parts.terms_of(job).job.files)
 
 
 @pytest.mark.parametrize(
@@ -148,25 +155,15 @@ def test_a_file_that_has_grown_or_was_copied_is_the_same_and_is_compared_once(te
     assert files.prove([0]) == []
 
 
-def test_another_version_or_tokenizer_is_named(terms):
+def test_another_version_tokenizer_or_a_missing_module_is_named_with_the_way_out(terms):
     versions = {**terms.versions, "tokenizers": "0.1"}
     other = with_(terms, versions=versions, fingerprints=[{"tokenize_fn": "f version 3"}])
     told = r"^AD494 node .* tokenizers .* where the trainer has 0\.1, another tokenize_fn"
     with pytest.raises(ConfigError, match=told):
         parts.check_function(other)
-
-
-def test_a_module_that_is_not_there_is_named_with_the_way_out(terms):
     job = with_(terms.job, tokenize=parts.TokenizeSpec("no_such_module:f"))
     with pytest.raises(ConfigError, match=r"^AD493 node .* cannot import .* 'no_such_module': No module.*runtime_env"):
         parts.check_function(with_(terms, job=job))
-
-
-def test_the_files_have_digests_even_if_the_source_has_none(jsonl_file, terms):
-    files = JsonlSource(str(jsonl_file([{"id": 5}], "other.jsonl"))).open(64).files
-    job = with_(terms.job, files=[with_(file, digest="") for file in files])
-
-    assert all(file.digest for file in parts.terms_of(job).job.files)
 
 
 @pytest.mark.asyncio

@@ -1,5 +1,6 @@
 """Outcomes: each score counts once, a state gives it again, and policies leave rows out by them."""
 
+import statistics
 from decimal import Decimal
 from fractions import Fraction
 
@@ -19,16 +20,16 @@ def scored(row, *scores, epoch=0, first=0):
     return RowReport(row, epoch, list(enumerate(scores, first)))
 
 
-def means(memory):
-    table = memory.rows.table()
-    return dict(zip(table.ids.tolist(), table.last_mean.tolist(), strict=True))
-
-
-def test_a_row_takes_34_bytes():
+def test_a_row_takes_34_bytes_and_its_id_is_its_file_and_its_offset():
     memory = OutcomeMemory()
     memory.report([scored(row, 0.5) for row in range(20_000)], 1)
 
     assert sum(array.nbytes for array in memory.rows.arrays()) == 34 * len(memory.rows)
+
+    assert row_ids([0, 1], [5, (1 << 44) - 1]).tolist() == [5, (1 << 45) - 1]
+    for files, offsets in (([1 << 20], [0]), ([0], [1 << 44])):
+        with pytest.raises(ConfigError, match="AD480"):
+            row_ids(files, offsets)
 
 
 def test_what_is_no_memory_and_rows_out_of_order_are_refused():
@@ -56,13 +57,6 @@ def test_another_policy_has_of_a_memory_the_epochs_that_both_remember(before, af
     earlier = [mean for (mean,) in found.rows.table().earlier]
     assert [None if np.isnan(mean) else mean for mean in earlier] == wanted
     assert found.rows.table().last_mean.tolist() == [0.25]
-
-
-def test_the_id_of_a_row_is_its_file_and_its_offset():
-    assert row_ids([0, 1], [5, (1 << 44) - 1]).tolist() == [5, (1 << 45) - 1]
-    for files, offsets in (([1 << 20], [0]), ([0], [1 << 44])):
-        with pytest.raises(ConfigError, match="AD480"):
-            row_ids(files, offsets)
 
 
 # Whatever is reported, decided, saved and restored: the memory is what a dict of all scores says
@@ -94,13 +88,9 @@ def counted(scores, report):
     return sum(map(len, epochs.values())) - before
 
 
-def mean_of(scores):
-    return sum(scores) / len(scores)
-
-
 def means_of(epochs):
     """Of the last epochs of a row, the latest first."""
-    return [mean_of(epochs[epoch].values()) for epoch in sorted(epochs, reverse=True)]
+    return [statistics.fmean(epochs[epoch].values()) for epoch in sorted(epochs, reverse=True)]
 
 
 def excluded_of(scores, epoch, policy):
@@ -134,7 +124,7 @@ def test_the_memory_is_what_a_dict_of_all_scores_says(steps, policy):
         for row, epochs in scores.items():
             all_of_row = [score for epoch in epochs.values() for score in epoch.values()]
             last = max(epochs)
-            means = pytest.approx(mean_of(all_of_row)), pytest.approx(mean_of(epochs[last].values()))
+            means = pytest.approx(statistics.fmean(all_of_row)), pytest.approx(means_of(epochs)[0])
             before = [*means_of(epochs)[1:], *[float("nan")] * num_earlier][:num_earlier]
             assert found[row] == [len(all_of_row), *means, last, *(pytest.approx(mean, nan_ok=True) for mean in before)]
         assert memory.num_scores == sum(told[0] for told in found.values())

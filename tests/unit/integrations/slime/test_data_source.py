@@ -268,7 +268,7 @@ def test_the_datasets_samples_are_those_of_the_present_epoch_by_number(prompts):
     assert random.getstate() == before, "the global generator is left alone"
 
 
-def test_a_row_that_yields_no_sample_is_an_error_by_its_number_and_passed_over_in_slices(tmp_path):
+def test_rows_without_a_sample_are_errors_by_their_number_and_passed_over_in_slices_of_any_length(tmp_path):
     path = write_prompts(tmp_path / "p.jsonl", 6, {2: b'{"input": "no label"}', 5: b'{"label": 1}'})
     with source_of(path) as source:
         for number in (2, 5):
@@ -277,9 +277,6 @@ def test_a_row_that_yields_no_sample_is_an_error_by_its_number_and_passed_over_i
         assert source.dataset[3].label == "3"
         assert [sample.label for sample in source.dataset.samples] == ["0", "1", "3", "4"]
         assert [sample.label for sample in source.dataset.samples[1:4]] == ["1", "3"]
-
-
-def test_more_samples_than_are_read_at_once_are_all_there(tmp_path):
     with source_of(write_prompts(tmp_path / "p.jsonl", 700)) as source:
         assert [sample.label for sample in source.dataset.samples] == [str(n) for n in range(700)]
         assert [sample.label for sample in source.dataset.samples[10:690]] == [str(n) for n in range(10, 690)]

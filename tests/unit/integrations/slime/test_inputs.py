@@ -56,10 +56,7 @@ def images_of(sample):
     return sample.multimodal_inputs["images"]
 
 
-def replaced_by(inputs_of):
-    return lambda sample: setattr(sample, "multimodal_inputs", inputs_of(sample))
-
-
+OTHERS = {"audios": [np.zeros(300_000)], "__made__": ["images", 0], "more": {"__made__": None}}
 CHANGES = {
     "an array more": lambda sample: images_of(sample).append(np.arange(3)),
     "arrays more, as geo3k has it": lambda sample: (
@@ -68,11 +65,11 @@ CHANGES = {
     ),
     "another order": lambda sample: images_of(sample).reverse(),
     "one fewer": lambda sample: images_of(sample).pop(0),
-    "one twice": replaced_by(lambda sample: {"images": (*images_of(sample), images_of(sample)[0])}),
-    "none": replaced_by(lambda sample: None),
-    "others": replaced_by(
-        lambda sample: {"audios": [np.zeros(300_000)], "__made__": ["images", 0], "more": {"__made__": None}}
+    "one twice": lambda sample: vars(sample).update(
+        multimodal_inputs={"images": (*images_of(sample), images_of(sample)[0])}
     ),
+    "none": lambda sample: vars(sample).update(multimodal_inputs=None),
+    "others": lambda sample: vars(sample).update(multimodal_inputs=OTHERS),
 }
 
 
@@ -125,7 +122,7 @@ def test_inputs_that_nothing_was_done_to_take_no_room_and_are_made_again(rows, g
     assert not {name for name in seen if "made" in name or "__" in name}
 
 
-def test_a_row_whose_media_have_become_fewer_is_an_error(rows, given):
+def test_media_of_a_row_that_have_become_fewer_or_that_no_framework_makes_are_refused_by_name(rows, given):
     with source_of(rows, **given) as source:
         ((one,),) = source.get_samples(1)
         one.multimodal_inputs["images"].append(np.arange(3))
@@ -134,10 +131,13 @@ def test_a_row_whose_media_have_become_fewer_is_an_error(rows, given):
     with source_of(rows, **{**given, "asyncdata_processor": f"{__name__}.makes_one"}) as source:
         with pytest.raises(SnapshotError, match="AD602 a group in the snapshot's buffer cannot be read: IndexError"):
             source.load(0)
+    with source_of(rows, multimodal_keys={"image": "image"}, hf_checkpoint="x") as source:
+        with pytest.raises(ConfigError, match="asyncdata_processor"):
+            source.get_samples(1)
 
 
 def makes_one(args, media):
-    """Of all pictures the first."""
+    """Of all pictures the first, which cannot be sent by a worker."""
     return {"images": [Picture(media["images"][0])]}
 
 
@@ -197,11 +197,6 @@ def decode(args, media):
     with open(args.log, "a") as log:
         log.write(f"{os.getpid()} {media['images'][0]}\n")
     return {"images": [pytest.importorskip("PIL.Image").open(path) for path in media["images"]], "sizes": np.arange(5)}
-
-
-def locked(args, media):
-    """What cannot be sent by a worker."""
-    return {"images": [Picture(media["images"][0])]}
 
 
 @pytest.fixture
@@ -292,7 +287,7 @@ def test_a_damaged_picture_is_a_bad_row_and_its_group_is_not_delivered(opened, p
 @pytest.mark.parametrize("fault", ["inputs", "args"])
 def test_what_workers_cannot_send_is_made_by_the_caller(opened, pixels, tmp_path, fault):
     changed = {
-        "inputs": {"asyncdata_processor": f"{__name__}.locked"},
+        "inputs": {"asyncdata_processor": f"{__name__}.makes_one"},
         "args": {"lock": threading.Semaphore(9)},
     }[fault]
     with opened(**changed) as source:
@@ -344,9 +339,3 @@ def test_without_a_function_for_media_that_of_the_framework_that_runs_us_is_call
     module.load_processor = lambda name: None
     with pytest.raises(ConfigError, match="asyncdata_processor"):
         samples(f"none of {tmp_path}")
-
-
-def test_media_without_any_framework_are_refused_by_name(rows):
-    with source_of(rows, multimodal_keys={"image": "image"}, hf_checkpoint="x") as source:
-        with pytest.raises(ConfigError, match="asyncdata_processor"):
-            source.get_samples(1)

@@ -56,7 +56,7 @@ def test_the_driver_may_tell_the_rollout_and_without_a_number_the_last_one_is_sa
     assert (again[0].group_index, again[0].response) == (1, ""), "as it was served"
 
 
-def test_a_group_is_consumed_once(prompts, given):
+def test_a_group_is_consumed_once_and_without_tracking_none_can_end(prompts, given):
     with source_of(prompts, **given) as source:
         source.track_groups()
         source.track_groups()
@@ -67,8 +67,6 @@ def test_a_group_is_consumed_once(prompts, given):
             source.consume_group(group)
         assert source.statistics()["asyncdata_dropped_groups_total"] == 0, "it is the trainer's"
 
-
-def test_without_tracking_no_group_can_end(prompts):
     with source_of(prompts) as source:
         (group,) = source.get_samples(1)
         for call in (source.end_rollout, lambda: source.consume_group(group), lambda: source.drop_group(group, "a")):
@@ -194,14 +192,12 @@ def place(adapter):
     return adapter.epoch_id, adapter.consumed_count, adapter.global_consumed_count
 
 
-def test_the_interface_is_the_one_of_slimes_design():
+def test_the_interface_is_slimes_design_and_prompts_come_one_after_the_other_over_all_epochs(prompts):
     methods = {"get_next_batch", "shuffle", "get_checkpoint_state", "load_checkpoint_state"}
     assert HFDatasetAdapterBase.__abstractmethods__ == methods
     assert issubclass(AsyncDatasetAdapter, HFDatasetAdapterBase)
     assert not {"__len__", "__getitem__"} & set(dir(AsyncDatasetAdapter))
 
-
-def test_prompts_come_one_after_the_other_over_all_epochs(prompts):
     with adapter_of(prompts) as adapter:
         found = [rows(adapter.get_next_batch(number)) for number in (4, 6, 15)]
         assert sorted(found[0] + found[1]) == list(range(10)) == sorted(found[2][:10])
@@ -212,13 +208,18 @@ def test_prompts_come_one_after_the_other_over_all_epochs(prompts):
             adapter.get_next_batch(-1)
 
 
-def test_samples_are_slimes_own_one_for_each_prompt_whatever_the_groups_size(prompts):
+def test_samples_are_slimes_own_one_for_each_prompt_and_media_become_multimodal_inputs(prompts, jsonl_file):
     def sample(n):
         metadata = {"row": n, "tags": ["a", "b"]}
         return SlimeSample(group_index=n, index=n, prompt=f"prompt {n}", label=str(n), metadata=metadata)
 
     with adapter_of(prompts, rollout_shuffle=False, n_samples_per_prompt=8) as adapter:
         assert adapter.get_next_batch(2) == [sample(0), sample(1)]
+
+    path = jsonl_file([{"input": "see <image>", "image": ["a.png"], "metadata": {"row": 0}}])
+    given = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": "tests.support.slime_source.process_media"}
+    with adapter_of(path, label_key=None, **given) as adapter:
+        assert adapter.get_next_batch(1)[0].multimodal_inputs == {"images": ["picture a.png"]}
 
 
 def test_an_epoch_may_be_gone_to_and_the_present_one_stays(prompts):
@@ -299,10 +300,3 @@ def test_the_data_source_takes_any_dataset_of_this_interface(prompts, given):
         assert [group[1].prompt for group in found] == [group[1].prompt for group in expected]
         source.dataset = source.dataset
         assert source.get_samples(1)
-
-
-def test_the_media_of_rows_become_multimodal_inputs(jsonl_file):
-    path = jsonl_file([{"input": "see <image>", "image": ["a.png"], "metadata": {"row": 0}}])
-    given = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": "tests.support.slime_source.process_media"}
-    with adapter_of(path, label_key=None, **given) as adapter:
-        assert adapter.get_next_batch(1)[0].multimodal_inputs == {"images": ["picture a.png"]}

@@ -272,15 +272,6 @@ def test_where_it_is_needed_a_missing_tokenizer_is_refused_before_any_work(promp
         AsyncDataSource(args_for(prompts, hf_checkpoint=NOWHERE, **settings))
 
 
-def test_tokens_are_whole_numbers_of_text_without_media(read, small_tokenizer):
-    encode = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json")).encode
-    given = with_template(small_tokenizer, PARTS, asyncdata_pretokenize=True, **MEDIA)
-    seen, text = read({"input": "<image>?", "pictures": ["a"]}, {"input": "what?"}, **given)
-    assert (seen.prompt, seen.tokens) == ("[image]?", [])  # the rollout must count the images' own tokens
-    assert (text.tokens, text.multimodal_inputs) == (encode(text.prompt).ids, None)
-    assert all(type(token) is int for token in text.tokens)
-
-
 def test_tools_go_into_metadata_that_is_empty_or_an_object(read):
     empty = (b"{ }", b"0.0", b"-0", b"[ ]", b'""', b"null", b"0e5", b"false")
     found = read(*(b'{"input": "a", "tools": ["any", 5], "metadata": ' + value + b"}" for value in empty))
@@ -291,11 +282,20 @@ def test_tools_go_into_metadata_that_is_empty_or_an_object(read):
     assert read(row, tool_key=None)[0].metadata == {"tools": "old", "k": 1}
 
 
-def test_the_media_of_placeholders_are_inputs_in_the_order_of_the_chat(read):
+def test_media_of_placeholders_are_inputs_in_the_order_of_the_chat_and_tokens_are_of_text_without_media(
+    read, small_tokenizer
+):
     rich, frames = {"type": "image", "image": "b.png", "max_pixels": 9}, ["frame1", "frame2"]
     media = {"pictures": ["a.png", rich], "clips": [frames], "sounds": ["s.wav"]}
     (sample,) = read({"input": "<image>left <video><image>right <audio>", **media}, **MEDIA)
     assert sample.multimodal_inputs == {"images": ["a.png", rich], "videos": [frames], "audios": ["s.wav"]}
+
+    encode = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json")).encode
+    given = with_template(small_tokenizer, PARTS, asyncdata_pretokenize=True, **MEDIA)
+    seen, text = read({"input": "<image>?", "pictures": ["a"]}, {"input": "what?"}, **given)
+    assert (seen.prompt, seen.tokens) == ("[image]?", [])  # the rollout must count the images' own tokens
+    assert (text.tokens, text.multimodal_inputs) == (encode(text.prompt).ids, None)
+    assert all(type(token) is int for token in text.tokens)
 
 
 @pytest.mark.parametrize("takes_images", [True, False])
@@ -329,7 +329,7 @@ def test_in_miles_tools_have_the_form_of_the_sglang_that_is_installed(read, smal
     assert sample.prompt == json.dumps([model.model_validate(tool).model_dump() for tool in tools])
 
 
-def test_fingerprints_tell_what_differs(small_tokenizer, tmp_path):
+def test_fingerprints_tell_what_differs_and_that_of_settings_is_pinned(small_tokenizer, tmp_path):
     shutil.copytree(small_tokenizer, tmp_path / "moved")
     moved, name = str(tmp_path / "moved"), str(small_tokenizer)
 
@@ -350,10 +350,6 @@ def test_fingerprints_tell_what_differs(small_tokenizer, tmp_path):
     ]  # fmt: skip
     assert len({each["tokenize_fn"] for each in different}) == len(different)
     assert prints(tokenizer_backend="hf") == prints()
-
-
-def test_the_fingerprint_of_settings_is_pinned():
-    """Another one would refuse every snapshot there is; a change of meaning asks for a new ``version``."""
     fn = SlimeTokenizeFn(NOWHERE, label_key="label", multimodal_keys={"image": "images"})
     assert SlimeTokenizeFn(NOWHERE).fingerprints()["tokenize_fn"] == "142a78928adb6a00a659b3189f2d4093"
     assert fn.fingerprints()["tokenize_fn"] == "f7e769466007f93b038b97e2e27788d2"
