@@ -198,7 +198,7 @@ class Lab:
             return difference(left, taken(loader, len(left), num_epochs))
 
     def resumes_everywhere(
-        self, rows: Rows, knobs: Knobs, num_epochs: int = 1, *, stops: slice = slice(None)
+        self, rows: Rows, knobs: Knobs, num_epochs: int = 1, stops: slice = slice(None)
     ) -> str | None:
         """None if a run that is resumed at any of its batches continues exactly; otherwise the difference."""
         whole = self.run(rows, knobs, num_epochs)

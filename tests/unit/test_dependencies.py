@@ -40,7 +40,7 @@ def needed(name: str, found: set[str]) -> set[str]:
     return found
 
 
-def test_every_dependency_has_a_lower_bound_and_one_range_of_versions():
+def test_the_core_and_the_extras_need_what_the_pages_name():
     ranges: dict[str, set[str]] = {}
     for requirement in sum(EXTRAS.values(), CORE):
         assert {each.operator for each in requirement.specifier} & {">=", "==", "~="}, requirement
@@ -48,8 +48,6 @@ def test_every_dependency_has_a_lower_bound_and_one_range_of_versions():
 
     assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
 
-
-def test_the_core_needs_what_the_page_names_and_pulls_in_no_extra():
     page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
     section = page.partition("\n## Dependencies\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", section, re.MULTILINE)
@@ -66,8 +64,6 @@ def test_the_core_needs_what_the_page_names_and_pulls_in_no_extra():
     assert len(found) > len(CORE)
     assert not found & optional
 
-
-def test_the_reference_says_what_each_extra_brings_and_the_extra_all_has_every_one_for_users():
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
     told = {extra: re.findall(r"`([^`]+)`", packages) for extra, packages in rows}

@@ -218,12 +218,6 @@ def test_the_links_of_a_page_lead_somewhere_and_it_names_no_path_of_this_machine
     assert set(re.findall(r"/(?:home|Users)/\w+", text)) <= {HOME}
 
 
-def test_the_index_leads_to_every_page():
-    reached = {(DOCS / link.partition("#")[0]).resolve() for link in links_of(DOCS / "index.md")}
-
-    assert set(PAGES) - reached - {DOCS / "index.md", ROOT / "README.md"} == set()
-
-
 @pytest.mark.parametrize("page", PAGES[1:], ids=name_of)
 def test_a_page_opens_with_what_it_is_and_its_code_is_at_most_80_columns_wide(page):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -401,7 +395,7 @@ def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_st
         assert "asyncdata" in code and "__main__" in code, program
 
 
-def test_every_figure_has_its_row_and_its_results_and_the_tests_that_pages_name_exist():
+def test_every_figure_and_page_is_listed_where_it_must_be():
     page = (ROOT / "docs" / "explanation" / "reliability.md").read_text(encoding="utf-8")
     rows = {cells[1].strip(): cells for cells in (line.split("|") for line in page.splitlines()) if len(cells) == 7}
 
@@ -411,14 +405,15 @@ def test_every_figure_has_its_row_and_its_results_and_the_tests_that_pages_name_
     assert all((ROOT / path).exists() for path in named)
 
     page = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
-    sections = (
-        page.split(f"## {name}\n", 1)[1].split("\n## ", 1)[0] for name in ("What is measured", "Time and memory")
-    )
-    explained, results = (re.findall(r"^\| (S\d+b?) \|", section, re.MULTILINE) for section in sections)
+    parts = (page.split(f"## {name}\n", 1)[1].split("\n## ", 1)[0] for name in ("What is measured", "Time and memory"))
+    explained, results = (re.findall(r"^\| (S\d+b?) \|", part, re.MULTILINE) for part in parts)
 
     assert explained == list(FIGURES)
     assert list(dict.fromkeys(results)) == list(FIGURES)
     assert all("==" in package for peer in ENVIRONMENTS.values() for step in peer.steps for package in step)
+    reached = {(DOCS / link.partition("#")[0]).resolve() for link in links_of(DOCS / "index.md")}
+
+    assert set(PAGES) - reached - {DOCS / "index.md", ROOT / "README.md"} == set()
 
 
 @pytest.mark.thorough

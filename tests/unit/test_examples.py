@@ -67,9 +67,15 @@ def run(name, *words):
     return done.stdout
 
 
-def test_every_example_is_known_here():
+def test_examples_are_known_and_losses_are_a_table_where_matplotlib_is_not_installed(tmp_path, monkeypatch, capsys):
     assert {path.stem for path in EXAMPLES} == {*SAID, PACKED, FIXED, PICTURES, *TRL, *HELPERS}
     assert {path.stem for path in OF_FRAMEWORKS} == {"_shared", *(f"train_{name}" for name in FRAMEWORKS)}
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    loss_curve = importlib.import_module("_loss_curve")
+    loss_curve.write_curves(tmp_path / "losses.png", {"whole": {0: 2.5, 1: 1.5}, "resumed": {1: 1.5}}, "Losses")
+    assert (tmp_path / "losses.csv").read_text().split() == ["step,whole,resumed", "0,2.5,", "1,1.5,1.5"]
+    assert "matplotlib is not installed" in capsys.readouterr().out
 
 
 @pytest.mark.thorough
@@ -89,9 +95,7 @@ def test_an_example_runs(name):
         *(pytest.param(*case, marks=pytest.mark.slow) for case in WHOLE_OR_OF_ONES_OWN),
     ],
 )
-def test_a_training_example_resumes_with_the_same_losses_and_draws_them(
-    name, data, options, num_losses, tmp_path, request
-):
+def test_a_training_example_resumes_and_draws_the_same_losses(name, data, options, num_losses, tmp_path, request):
     words = ["--out", tmp_path / "losses.png", *options.split()]
     if data is not None:
         folder = request.getfixturevalue("test_data")
@@ -136,15 +140,6 @@ def test_an_example_whose_framework_is_missing_says_so_in_a_line(name, tmp_path)
     assert done.stderr.startswith("this example needs ")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == [], "nothing was made"
-
-
-def test_losses_are_a_table_where_matplotlib_is_not_installed(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    loss_curve = importlib.import_module("_loss_curve")
-    loss_curve.write_curves(tmp_path / "losses.png", {"whole": {0: 2.5, 1: 1.5}, "resumed": {1: 1.5}}, "Losses")
-    assert (tmp_path / "losses.csv").read_text().split() == ["step,whole,resumed", "0,2.5,", "1,1.5,1.5"]
-    assert "matplotlib is not installed" in capsys.readouterr().out
 
 
 @pytest.mark.thorough
@@ -276,9 +271,7 @@ def test_a_killed_and_resumed_run_is_the_uninterrupted_one(tmp_path, capsys, in_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_demo_with_a_difference_is_status_1_and_its_numbers_are_there_for_programs(
-    monkeypatch, capsys, in_a_hurry, options
-):
+def test_a_demo_with_a_difference_is_status_1_and_has_numbers_for_programs(monkeypatch, capsys, in_a_hurry, options):
     words_of = command._run_words  # noqa: SLF001 - one of the three runs gets another seed
 
     def with_another_seed(data: Path, record: Path) -> list[str]:

@@ -113,9 +113,7 @@ def test_a_mix_of_parts_without_names_is_refused(parts):
 def test_what_is_no_list_of_groups_or_samples_is_refused(open_loader):
     with open_loader(outcomes=ad.Outcomes()) as loader:
         sample, *_ = loader.get_next_batch(2)
-        with pytest.raises(
-            InvalidGroupError, match=r"^AD432 group 0 .*got Sample; a group of one sample is \[sample\]"
-        ):
+        with pytest.raises(InvalidGroupError, match=r"^AD432 group 0 .*got Sample; a group of one .*\[sample\]"):
             loader.add_samples([sample])
         with pytest.raises(SnapshotError, match=r"^AD602 .*it is a str, .*; restore\(path\) loads a file"):
             loader.load_state_dict("run.snapshot")
@@ -155,9 +153,7 @@ def test_a_tokenizer_object_in_place_of_its_folder_is_refused_with_what_to_pass(
         ("messages", r"got an array; set apply_chat_template=True to render messages\."),
     ],
 )
-def test_chats_that_are_read_as_prompts_point_to_both_ways_of_reading_chats(
-    jsonl_file, open_loader, prompt_key, message
-):
+def test_chats_read_as_prompts_point_to_both_ways_of_reading_chats(jsonl_file, open_loader, prompt_key, message):
     fn = ad.PromptTokenizeFn(tokenizer_folder(), prompt_key=prompt_key)
     with (
         open_loader(jsonl_file([CHAT], "chats.jsonl"), tokenize_fn=fn) as loader,
@@ -221,9 +217,7 @@ def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(open_l
     assert all("exchange=" in event["remedy"] and "fast tokenizer" in event["remedy"] for event in found)
 
 
-def test_another_system_than_linux_and_a_name_of_the_hub_in_place_of_a_file_are_named_at_once(
-    open_loader, monkeypatch, tmp_path
-):
+def test_another_system_than_linux_and_a_name_of_the_hub_for_a_file_are_named(open_loader, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
         with pytest.raises(ConfigError, match="workers need Linux, and this is darwin: .* num_workers=0"):
@@ -251,9 +245,7 @@ def test_another_system_than_linux_and_a_name_of_the_hub_in_place_of_a_file_are_
         ("nothing", "DataLoader('rows.jsonl')", "a loader needs tokenize_fn=.*"),
     ],
 )
-def test_a_package_or_a_function_that_is_missing_is_named_with_what_needs_it_and_nothing_else_is_said(
-    tmp_path, missing, code, message
-):
+def test_a_package_or_a_function_that_is_missing_is_named_and_nothing_else_is_said(tmp_path, missing, code, message):
     (tmp_path / "rows.jsonl").write_text('{"input": "a"}\n')
     (tmp_path / "rows.parquet").write_bytes(b"PAR1" * 4)
     code = f"""

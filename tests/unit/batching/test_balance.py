@@ -216,7 +216,7 @@ def test_the_order_is_the_same_for_ever(method):
     st.lists(st.integers(0, 50) | st.floats(0, 1e12), max_size=80), st.integers(1, 9), st.integers(1, 4),
     st.sampled_from(METHODS), st.integers(0, 5),
 )  # fmt: skip
-def test_every_pack_comes_once_beside_its_neighbours_in_cost_and_what_is_left_over_last(
+def test_every_pack_comes_once_beside_its_neighbours_in_cost_then_the_rest(
     values, world_size, accumulation, method, seed
 ):
     order = order_of(method, values, world_size, accumulation, seed=seed, epoch=2)

@@ -22,9 +22,7 @@ def document(*tokens, **labels):
 
 
 def sample(tokens, labels=None, **extra):
-    return Sample(
-        tokens=np.array(tokens, np.int32), labels=None if labels is None else np.array(labels), extra={**extra}
-    )
+    return Sample(tokens=np.array(tokens, np.int32), labels=None if labels is None else np.array(labels), extra=extra)
 
 
 PACK = [document(1, 2, 3), document(11, 12, 13)]
@@ -104,7 +102,7 @@ BATCHES: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
         {"shifted_labels": [[2, 3, NONE], [NONE, NONE, NONE], [NONE, 6, NONE]]},
     ),
     "rows of a fixed length": (FixedCollator(length=4, pad_id=9), ROWS[1:], {n: RIGHT[n][1:] for n in RIGHT}),
-    "rows of a fixed length, shifted": (
+    "of a fixed length, shifted": (
         FixedCollator(length=4, shift_labels=True), ROWS[:1], {"shifted_labels": [[2, 3, NONE, NONE]]},
     ),
     "padding that samples bring along is padding": (FixedCollator(length=5), BROUGHT, BROUGHT_RIGHT),

@@ -452,9 +452,7 @@ numbers_of_ranks = st.fixed_dictionaries(
 
 @in_ci(max_examples=30)
 @given(st.integers(1, 60), numbers_of_ranks, numbers_of_ranks, st.booleans(), st.data())
-def test_a_rounded_epoch_has_whole_steps_and_whole_batches_for_ranks_that_go_on_with_it(
-    num_packs, before, after, round_up, data
-):
+def test_a_rounded_epoch_has_whole_steps_and_batches_for_ranks_that_go_on(num_packs, before, after, round_up, data):
     """And a restart at a batch does not change how far it goes."""
     first, batch = 0, 1
     for ranks in (before, after):
@@ -477,9 +475,7 @@ def test_a_rounded_epoch_has_whole_steps_and_whole_batches_for_ranks_that_go_on_
 @in_ci(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 50), st.integers(0, 60), st.integers(0, 200))
 @example(world_size=8, batch_size=1, first=3, num_left=9, behind=0)
-def test_each_rank_owns_as_much_of_every_batch_and_all_own_what_fills_none(
-    world_size, batch_size, first, num_left, behind
-):
+def test_each_rank_owns_as_much_of_every_batch_and_all_the_rest(world_size, batch_size, first, num_left, behind):
     batch = world_size * batch_size
     num_batches = num_left // batch
     shares = [Share(rank=rank, world_size=world_size, batch_size=batch_size) for rank in range(world_size)]

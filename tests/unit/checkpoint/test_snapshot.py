@@ -84,9 +84,7 @@ class TestStateDict:
 
 
 class TestSchemas:
-    def test_a_newer_schema_is_refused_before_its_content_is_looked_at_and_the_version_that_wrote_it_named(
-        self, tmp_path
-    ):
+    def test_a_newer_schema_is_refused_before_its_content_is_looked_at_and_its_version_is_named(self, tmp_path):
         (tmp_path / "s").write_bytes(wrapped(b"a content of another kind", schema=2, library="7.1.0", encoding="zstd"))
 
         with pytest.raises(SnapshotVersionError, match=r"schema 9, written by asyncdata 7\.1\.0; .* up to 1: use"):

@@ -155,9 +155,7 @@ def test_progress_on_a_terminal_is_a_bar_on_one_line_that_is_redrawn(data, demo_
 @pytest.mark.parametrize(
     ("words", "no_color", "is_coloured"), [((), "", True), ((), "1", False), (("--color", "never"), "", False)]
 )
-def test_on_a_terminal_there_is_colour_unless_it_is_not_wanted(
-    jsonl_file, demo_tokenizer, words, no_color, is_coloured
-):
+def test_a_terminal_has_colour_unless_it_is_not_wanted(jsonl_file, demo_tokenizer, words, no_color, is_coloured):
     path = jsonl_file([{"text": "A story."}])
     command = ("inspect", path, "--tokenizer", demo_tokenizer, "--kind", "text", "--loss-mask", *words)
     shown = on_a_terminal(*command, NO_COLOR=no_color, PYTHONIOENCODING="utf-8")
@@ -240,7 +238,7 @@ def doctor(capsys, *data: object) -> tuple[int, dict[str, str]]:
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_workers_start_and_data_is_there(capsys, tmp_path, monkeypatch):
+def test_the_doctor_says_what_is_there_and_names_what_fails(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n' * 5)
@@ -254,8 +252,6 @@ def test_workers_start_and_data_is_there(capsys, tmp_path, monkeypatch):
     assert f"of {os.cpu_count()}" in found["cpus"]
     assert "msgspec " in found["packages"]
 
-
-def test_what_fails_is_named_and_is_the_exit_status(capsys, tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))

@@ -105,9 +105,7 @@ def test_it_says_which_shapes_of_chats_are_proven(tmp_path, demo_tokenizer, json
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "same"), [("chat", "ids and offsets"), ("prompt", "ids")])
-def test_it_says_that_a_proof_covers_ids_and_where_the_function_needs_them_offsets(
-    jsonl_file, files, run_json, monkeypatch, kind, same
-):
+def test_a_proof_is_of_ids_and_of_offsets_where_they_are_needed(jsonl_file, files, run_json, monkeypatch, kind, same):
     install(monkeypatch, {"gigatoken": partial(Fake, files.load(), lambda _: False)}, points=range(0x20, 0x7F))
     choose(files, "gigatoken")
     *_, last = run_json("inspect", jsonl_file([{"messages": CHAT}]), "--tokenizer", files.folder, "--kind", kind)

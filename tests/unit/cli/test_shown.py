@@ -282,7 +282,7 @@ NAMED = [HALVES[0], *((name, name) for name in ("<|end|>", "<|a b|>")), ("<think
 PIECES = {
     "a character that is split over tokens is one piece": (ids_of(f"x{GRIN}y"), [], [("x", ""), (GRIN, ""), ("y", "")]),
     "of a character that is trained in part the bytes are shown": (ids_of(GRIN), [False, True], HALVES),
-    "a special token has its name and ends a character": (
+    "a special token has a name and ends a character": (
         [ids_of(GRIN)[0], *ids_of("<|end|><|a b|><think>")], [], NAMED
     ),
     "an id that is not known is its number": ([99_999], [], [("99999", "99999")]),
@@ -385,7 +385,7 @@ SHOWN = {
     ),
     "context that is short enough is whole": (plain(FIFTY[:5], context=5), "│ 01234"),
     "padding is counted": (plain([("a", True), *[("<pad>", False, "<pad>")] * 1200]), "│ ⟦a⟧⟨<pad> ×1,200⟩"),
-    "a special token with brackets in its name is shown by their numbers": (
+    "of a special token's name, brackets are shown by numbers": (
         plain([("x", False, "⟩\n")]), "│ ⟨U+27E9U+000A⟩"
     ),
     "a text without tokens has no lines": (plain([]), ""),

@@ -51,7 +51,7 @@ def test_a_row_is_one_event_in_the_log_with_its_line_its_number_or_its_byte(plac
     assert events == [expected | {"log_level": "warning"}]
 
 
-def test_what_cannot_be_encoded_is_escaped_and_a_link_is_not_followed(tmp_path):
+def test_what_cannot_be_encoded_is_escaped_links_are_not_followed_and_a_file_may_be_gone(tmp_path):
     target, path = tmp_path / "target", tmp_path / "quarantine.jsonl"
     path.symlink_to(target)
 
@@ -60,6 +60,11 @@ def test_what_cannot_be_encoded_is_escaped_and_a_link_is_not_followed(tmp_path):
     assert not target.exists()
     Quarantine(str(target)).add(BadRowError("AD101", "\ud800", path="/\udcff"))
     assert json.loads(target.read_text(encoding="ascii"))["reason"] == "\ud800"
+
+    place = SourceLocation(f"{tmp_path}/gone", 10, 8)
+    error = bad_row_error(place, RowError(1, "AD423", "a worker died"))
+    assert (error.line, error.byte_offset, error.excerpt) == (None, 10, "")
+    assert str(error) == f"AD423 {place.path} (byte 10): a worker died"
 
 
 def test_each_row_is_read_once_however_often_it_was_written(tmp_path):
@@ -136,13 +141,6 @@ def test_a_line_longer_than_any_of_ours_is_never_held(tmp_path):
     assert found.num_unreadable == 1
 
 
-def test_a_file_that_is_gone_does_not_hide_what_is_wrong_with_the_row(tmp_path):
-    place = SourceLocation(f"{tmp_path}/gone", 10, 8)
-    error = bad_row_error(place, RowError(1, "AD423", "a worker died"))
-    assert (error.line, error.byte_offset, error.excerpt) == (None, 10, "")
-    assert str(error) == f"AD423 {place.path} (byte 10): a worker died"
-
-
 class Told:
     """What is logged of requests, each with the file of each of its rows."""
 
@@ -157,7 +155,7 @@ class Told:
         return [(one["reason"], one.get("path", ""), one["num_dropped"], one["num_rows"]) for one in events]
 
 
-def test_a_file_is_told_of_once_a_reason_from_twenty_rows_and_more_than_five_percent_on():
+def test_a_file_is_told_of_once_a_reason_and_what_is_left_out_on_purpose_is_not():
     told = Told(3)
 
     assert told.see([0] * 400, {"long": [*range(0, 19)]}) == []
@@ -167,13 +165,9 @@ def test_a_file_is_told_of_once_a_reason_from_twenty_rows_and_more_than_five_per
     found = told.see([1] * 50 + [2] * 50, {"long": [*range(0, 50)], "empty": [*range(50, 100)]})
     assert found == [("long", "1", 50, 50), ("empty", "2", 50, 50)]
 
-
-def test_what_is_left_out_on_purpose_is_not_told_and_what_comes_again_is_counted_anew():
     told = Told(1)
 
-    assert (
-        told.see([0] * 100, {"excluded": [*range(0, 100)], "journal": [*range(0, 100)], "long": [*range(0, 15)]}) == []
-    )
+    assert told.see([0] * 100, {"excluded": [*range(100)], "journal": [*range(100)], "long": [*range(15)]}) == []
     told.drops.restart()
     assert told.see([0] * 100, {"long": [*range(0, 15)]}) == []
 

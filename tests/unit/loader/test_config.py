@@ -63,9 +63,7 @@ def kinds(annotation: object) -> set[object]:
 
 @pytest.mark.parametrize("loader", [DataLoader, AsyncDataLoader])
 def test_the_constructor_of_a_loader_declares_the_fields_with_their_defaults(loader):
-    assert {name: argument.default for name, argument in arguments(loader).items()} == msgspec.structs.asdict(
-        LoaderConfig()
-    )
+    assert {name: each.default for name, each in arguments(loader).items()} == msgspec.structs.asdict(LoaderConfig())
     assert tuple(arguments(loader)) == LoaderConfig.__struct_fields__
     with pytest.raises(ConfigError, match=r"^there is no setting 'policy'; it is `bad_rows=BadRows\(policy=\.\.\.\)`$"):
         loader("no-such-file", tokenize_fn=str, policy="skip")
@@ -240,16 +238,7 @@ def test_what_cannot_work_is_refused_and_named(make, why):
         make()
 
 
-def test_leaves_have_dotted_names_in_the_order_of_the_schedule_and_weigh_by_the_bytes_of_all_their_parts():
-    mix = Mix({"z": "z.jsonl", "m": Mix({"y": "y.jsonl", "b": "b.jsonl"}), "a": "a.jsonl"}, temperature=1)
-    node = mix.node({"a": 100, "m.b": 150, "m.y": 50, "z": 100})
-
-    assert [leaf.name for leaf in mix.leaves()] == ["a", "m.b", "m.y", "z"]
-    assert [(leaf.number, leaf.name) for leaf in node.leaves()] == [*enumerate(["a", "m.b", "m.y", "z"])]
-    assert node.stages == ((0, (1, 2, 1)),)
-
-
-def test_the_description_names_every_setting_that_decides_the_schedule_and_a_seed_is_of_its_part():
+def test_the_description_names_what_decides_the_schedule_and_leaves_have_dotted_names():
     mix = Mix({"a": Part("a.jsonl", weight=3), "m": Part(Mix({"x": "x.jsonl"}, quota=5))}, stages={10: {"a": 1}})
 
     assert mix.node({}).description() == {
@@ -259,6 +248,13 @@ def test_the_description_names_every_setting_that_decides_the_schedule_and_a_see
     }  # fmt: skip
     assert part_seed(42, "math") == 44107359106453524
     assert len({part_seed(seed, name) for seed in (1, 2) for name in ("a", "b")}) == 4
+
+    mix = Mix({"z": "z.jsonl", "m": Mix({"y": "y.jsonl", "b": "b.jsonl"}), "a": "a.jsonl"}, temperature=1)
+    node = mix.node({"a": 100, "m.b": 150, "m.y": 50, "z": 100})
+
+    assert [leaf.name for leaf in mix.leaves()] == ["a", "m.b", "m.y", "z"]
+    assert [(leaf.number, leaf.name) for leaf in node.leaves()] == [*enumerate(["a", "m.b", "m.y", "z"])]
+    assert node.stages == ((0, (1, 2, 1)),)
 
 
 TOML = """
@@ -384,7 +380,7 @@ class Tuned:
         return self.num_workers
 
 
-def test_while_the_trainer_waits_workers_are_added_up_to_the_limit_which_is_told_once(monkeypatch):
+def test_tuning_stops_at_the_limit_and_adds_nothing_where_the_trainer_does_not_wait(monkeypatch):
     tuned = Tuned(monkeypatch, max_workers=3)
     with capture_logs() as logs:
         assert tuned.run(60, starved=0.5, replies=1000) == 3
@@ -397,6 +393,12 @@ def test_while_the_trainer_waits_workers_are_added_up_to_the_limit_which_is_told
     assert (tuned.resizes, tuned.is_done) == (2, True)
     assert tuned.run(3600) == 3, "none is removed"
 
+    assert Tuned(monkeypatch).run(100, starved=0.005) == 1
+    for stage in ("start", "read", "index"):
+        tuned = Tuned(monkeypatch)
+        tuned.stage = stage
+        assert tuned.run(100, starved=1.0) == 1
+
 
 @pytest.mark.parametrize(("max_worker_bytes", "number"), [(450, 4), (400, 4), (399, 3), (1, 1)])
 def test_the_memory_of_the_workers_is_a_limit(monkeypatch, max_worker_bytes, number):
@@ -404,14 +406,6 @@ def test_the_memory_of_the_workers_is_a_limit(monkeypatch, max_worker_bytes, num
     with capture_logs() as logs:
         assert tuned.run(60, starved=0.5, replies=2000) == number
     assert logs[-1]["limit"] == "max_memory_bytes"
-
-
-def test_a_trainer_that_does_not_wait_or_waits_for_something_else_gets_no_more(monkeypatch):
-    assert Tuned(monkeypatch).run(100, starved=0.005) == 1
-    for stage in ("start", "read", "index"):
-        tuned = Tuned(monkeypatch)
-        tuned.stage = stage
-        assert tuned.run(100, starved=1.0) == 1
 
 
 LIMITS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {

@@ -263,7 +263,7 @@ class Shown:
         return text
 
 
-def test_a_wait_that_lasts_is_shown_and_its_end_as_well():
+def test_a_short_wait_is_not_shown_and_one_that_lasts_is_with_its_end():
     shown = Shown()
     progress = WaitProgress("bar", 0.0, lambda _: shown)
 
@@ -276,8 +276,6 @@ def test_a_wait_that_lasts_is_shown_and_its_end_as_well():
 
     assert shown.next(unlike="the next window") == "end"
 
-
-def test_a_short_wait_is_not_shown_and_nothing_is_started_where_nothing_is_to_be():
     before, shown = set(threading.enumerate()), Shown()
     with progress_of("none", 0).waiting(lambda: "nothing"):
         assert set(threading.enumerate()) <= before

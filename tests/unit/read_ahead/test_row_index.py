@@ -132,13 +132,25 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
     assert read(folder) == PARTS
 
 
-def test_the_folder_is_where_caches_are(monkeypatch):
+def test_the_folder_is_where_caches_are_and_files_that_are_no_index_are_left_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_folder() == "/caches/asyncdata"
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert cache_folder() == "/home/me/.cache/asyncdata"
+
+    (tmp_path / "notes.txt").write_text("mine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "row").write_text("mine")
+    (tmp_path / f"{identity(1)}.rows").symlink_to(elsewhere)
+
+    with pytest.raises(OSError, match="symbolic|directory|links"):
+        make_room(str(tmp_path), 0, keep="")
+    assert make_room(str(tmp_path / "absent"), 0, keep="") == []
+    assert (elsewhere / "row").exists()
+    assert (tmp_path / "notes.txt").exists()
 
 
 identity = "{:032x}".format
@@ -217,20 +229,6 @@ def test_one_that_is_in_use_stays(tmp_path, in_use):
     writer.close() if in_use == "written" else os.close(held)
     make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == set()
-
-
-def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "row").write_text("mine")
-    (tmp_path / f"{identity(1)}.rows").symlink_to(elsewhere)
-
-    with pytest.raises(OSError, match="symbolic|directory|links"):
-        make_room(str(tmp_path), 0, keep="")
-    assert make_room(str(tmp_path / "absent"), 0, keep="") == []
-    assert (elsewhere / "row").exists()
-    assert (tmp_path / "notes.txt").exists()
 
 
 MANY = 1 << 20

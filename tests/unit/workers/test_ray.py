@@ -70,9 +70,7 @@ def no_cluster(**_: object) -> None:
     ],
     ids=["connected by Ray Client", "no cluster", "none listens at RAY_ADDRESS", "none listens at the address"],
 )
-def test_what_cannot_be_connected_to_is_refused_at_once_by_its_name(
-    monkeypatch, is_client, ray_address, address, message
-):
+def test_what_cannot_be_connected_to_is_refused_by_its_name(monkeypatch, is_client, ray_address, address, message):
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"127.0.0.1:{server.getsockname()[1]}"
     init = {} if ray_address else {"init": no_cluster}
@@ -108,9 +106,7 @@ def terms(jsonl_file):
     return parts.terms_of(Client(None, jsonl_file([{"id": 1}, {"id": 2}]), row_id).job)
 
 
-def test_what_travels_is_the_same_and_files_have_digests_even_if_the_source_has_none(
-    small_tokenizer, jsonl_file, terms
-):
+def test_what_travels_is_the_same_and_files_have_digests_if_the_source_has_none(small_tokenizer, jsonl_file, terms):
     """What is decoded is equal to what was encoded, but not the same objects, and a digest must not depend on that."""
     function = PromptTokenizeFn(str(small_tokenizer), prompt_key="input", max_length=100)
     sent = parts.terms_of(Client(None, jsonl_file([{"input": "x"}]), function).job)
@@ -141,7 +137,7 @@ def test_a_file_that_differs_is_named_with_the_node_and_the_way_out(terms, chang
     assert "copy it to the same path on every node" in reason
 
 
-def test_a_file_that_has_grown_or_was_copied_is_the_same_and_is_compared_once(terms):
+def test_a_file_that_has_grown_is_the_same_and_another_version_or_module_is_named(terms):
     parts.check_function(terms)
     path = terms.job.files[0].path
     with open(path, "ab") as file:
@@ -154,8 +150,6 @@ def test_a_file_that_has_grown_or_was_copied_is_the_same_and_is_compared_once(te
     os.unlink(path)
     assert files.prove([0]) == []
 
-
-def test_another_version_tokenizer_or_a_missing_module_is_named_with_the_way_out(terms):
     versions = {**terms.versions, "tokenizers": "0.1"}
     other = with_(terms, versions=versions, fingerprints=[{"tokenize_fn": "f version 3"}])
     told = r"^AD494 node .* tokenizers .* where the trainer has 0\.1, another tokenize_fn"

@@ -447,9 +447,7 @@ TOLD = {"fully_async": True, "custom_async_data_buffer_path": "asyncdata.integra
     ],
     ids=str,
 )
-def test_a_driver_that_tells_no_rollout_is_warned_of_once_where_a_checkpoint_can_be_too_new(
-    prompts, given, package, more, effect
-):
+def test_a_driver_that_tells_no_rollout_is_warned_of_once_if_it_matters(prompts, given, package, more, effect):
     given |= more
     if "told" in given:
         set_rollout_id(None)

@@ -65,9 +65,7 @@ CHANGES = {
     ),
     "another order": lambda sample: images_of(sample).reverse(),
     "one fewer": lambda sample: images_of(sample).pop(0),
-    "one twice": lambda sample: vars(sample).update(
-        multimodal_inputs={"images": (*images_of(sample), images_of(sample)[0])}
-    ),
+    "one twice": lambda one: vars(one).update(multimodal_inputs={"images": (*images_of(one), *images_of(one)[:1])}),
     "none": lambda sample: vars(sample).update(multimodal_inputs=None),
     "others": lambda sample: vars(sample).update(multimodal_inputs=OTHERS),
 }
@@ -314,9 +312,7 @@ def test_a_row_whose_media_fail_when_the_caller_makes_them_comes_again(rows):
 
 
 @pytest.mark.parametrize("package", ["slime", "miles"])
-def test_without_a_function_for_media_that_of_the_framework_that_runs_us_is_called(
-    rows, tmp_path, monkeypatch, package
-):
+def test_without_a_function_for_media_that_of_the_framework_is_called(rows, tmp_path, monkeypatch, package):
     chats, seen = [], {"images": ["seen"], "videos": None}
     module = types.SimpleNamespace(load_processor=lambda name: f"of {name}")
     module.process_vision_info = lambda messages, processor: chats.append((messages, processor)) or dict(seen)
@@ -333,9 +329,7 @@ def test_without_a_function_for_media_that_of_the_framework_that_runs_us_is_call
     if package == "slime":  # an object of slime's rows is a part of a message
         expected = [[{"role": "user", "content": parts}], [{"role": "user", "content": [RICH]}]]
         # More are made ahead.
-        assert chats == [
-            (chat, f"of {name}") for chat in itertools.islice(itertools.cycle(expected), max(2, len(chats)))
-        ]
+        assert chats == [(one, f"of {name}") for one in itertools.islice(itertools.cycle(expected), max(2, len(chats)))]
     module.load_processor = lambda name: None
     with pytest.raises(ConfigError, match="asyncdata_processor"):
         samples(f"none of {tmp_path}")

@@ -56,7 +56,7 @@ def test_the_driver_may_tell_the_rollout_and_without_a_number_the_last_one_is_sa
     assert (again[0].group_index, again[0].response) == (1, ""), "as it was served"
 
 
-def test_a_group_is_consumed_once_and_without_tracking_none_can_end(prompts, given):
+def test_a_group_is_consumed_once_and_one_that_no_checkpoint_can_store_is_counted(prompts, given):
     with source_of(prompts, **given) as source:
         source.track_groups()
         source.track_groups()
@@ -73,8 +73,6 @@ def test_a_group_is_consumed_once_and_without_tracking_none_can_end(prompts, giv
             with pytest.raises(ConfigError, match="call track_groups"):
                 call()
 
-
-def test_a_group_that_no_checkpoint_can_store_is_served_and_counted():
     dataset = InMemory(1)
     dataset.samples[0].metadata = {"lock": object()}
     with source_of(None) as source:
@@ -192,7 +190,7 @@ def place(adapter):
     return adapter.epoch_id, adapter.consumed_count, adapter.global_consumed_count
 
 
-def test_the_interface_is_slimes_design_and_prompts_come_one_after_the_other_over_all_epochs(prompts):
+def test_prompts_come_one_after_the_other_over_epochs_and_an_epoch_may_be_gone_to(prompts):
     methods = {"get_next_batch", "shuffle", "get_checkpoint_state", "load_checkpoint_state"}
     assert HFDatasetAdapterBase.__abstractmethods__ == methods
     assert issubclass(AsyncDatasetAdapter, HFDatasetAdapterBase)
@@ -206,6 +204,17 @@ def test_the_interface_is_slimes_design_and_prompts_come_one_after_the_other_ove
         assert adapter.get_next_batch(0) == []
         with pytest.raises(ConfigError, match="AD440"):
             adapter.get_next_batch(-1)
+
+    with adapter_of(prompts) as adapter:
+        both = [rows(adapter.get_next_batch(10)) for _ in range(2)]
+        adapter.shuffle(0)
+        assert rows(adapter.get_next_batch(4)) == both[0][:4]
+        adapter.shuffle(0)
+        assert rows(adapter.get_next_batch(6)) == both[0][4:]
+        adapter.shuffle(1)
+        assert place(adapter) == (1, 0, 30)
+        assert rows(adapter.get_next_batch(3)) == both[1][:3]
+        assert place(adapter) == (1, 3, 33)
 
 
 def test_samples_are_slimes_own_one_for_each_prompt_and_media_become_multimodal_inputs(prompts, jsonl_file):
@@ -222,25 +231,10 @@ def test_samples_are_slimes_own_one_for_each_prompt_and_media_become_multimodal_
         assert adapter.get_next_batch(1)[0].multimodal_inputs == {"images": ["picture a.png"]}
 
 
-def test_an_epoch_may_be_gone_to_and_the_present_one_stays(prompts):
-    with adapter_of(prompts) as adapter:
-        both = [rows(adapter.get_next_batch(10)) for _ in range(2)]
-        adapter.shuffle(0)
-        assert rows(adapter.get_next_batch(4)) == both[0][:4]
-        adapter.shuffle(0)
-        assert rows(adapter.get_next_batch(6)) == both[0][4:]
-        adapter.shuffle(1)
-        assert place(adapter) == (1, 0, 30)
-        assert rows(adapter.get_next_batch(3)) == both[1][:3]
-        assert place(adapter) == (1, 3, 33)
-
-
 @pytest.mark.parametrize("order", ["stream", "legacy"])
 @pytest.mark.parametrize("counts_alone", [False, True], ids=["state", "counts"])
 @pytest.mark.parametrize("taken", [3, *(pytest.param(number, marks=pytest.mark.thorough) for number in (0, 10, 24))])
-def test_it_continues_from_its_state_or_from_the_counts_alone_also_over_renamed_rows(
-    prompts, order, taken, counts_alone
-):
+def test_it_continues_from_its_state_or_from_counts_also_over_renamed_rows(prompts, order, taken, counts_alone):
     with adapter_of(prompts, asyncdata_order=order) as adapter:
         adapter.get_next_batch(taken)
         state = json.loads(json.dumps(adapter.get_checkpoint_state()))

@@ -282,9 +282,7 @@ def test_tools_go_into_metadata_that_is_empty_or_an_object(read):
     assert read(row, tool_key=None)[0].metadata == {"tools": "old", "k": 1}
 
 
-def test_media_of_placeholders_are_inputs_in_the_order_of_the_chat_and_tokens_are_of_text_without_media(
-    read, small_tokenizer
-):
+def test_media_of_placeholders_are_inputs_in_their_order_and_tokens_are_of_text_without_media(read, small_tokenizer):
     rich, frames = {"type": "image", "image": "b.png", "max_pixels": 9}, ["frame1", "frame2"]
     media = {"pictures": ["a.png", rich], "clips": [frames], "sounds": ["s.wav"]}
     (sample,) = read({"input": "<image>left <video><image>right <audio>", **media}, **MEDIA)
@@ -299,9 +297,7 @@ def test_media_of_placeholders_are_inputs_in_the_order_of_the_chat_and_tokens_ar
 
 
 @pytest.mark.parametrize("takes_images", [True, False])
-def test_media_that_stand_in_the_messages_are_inputs_of_a_model_that_takes_images(
-    read, small_tokenizer, tmp_path, takes_images
-):
+def test_media_in_the_messages_are_inputs_of_a_model_that_takes_images(read, small_tokenizer, tmp_path, takes_images):
     shutil.copytree(small_tokenizer, tmp_path / "model")
     if takes_images:
         (tmp_path / "model" / "preprocessor_config.json").write_text("{}")

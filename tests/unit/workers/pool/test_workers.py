@@ -111,12 +111,18 @@ async def test_the_pool_gives_up_when_workers_never_finish_a_request(rows):
 
 
 @pytest.mark.thorough
-async def test_rows_that_are_slow_together_do_not_count_as_hung(rows):
+async def test_slow_rows_are_not_hung_and_a_stopped_fork_server_does_not_prevent_closing(rows):
     path = rows(8, dict.fromkeys(range(8), {"sleep_s": 0.8}))
     async with pool(path, tells_who, row_timeout_s=5.0) as (executor, client, window):
         assert ids_of(await client.tokenized(window)) == list(range(8))
 
     assert executor.statistics().num_restarts == 0
+
+    async with pool(rows(20), row_id, 2):
+        stopped = fork_server()
+        stopped.suspend()
+
+    assert not stopped.is_running()
 
 
 async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeypatch):
@@ -135,15 +141,6 @@ async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeyp
 
     (event,) = events_of(events, "forkserver.lost")
     assert (event["reason"], event["how"]) == ("no answer in 0.3 s; it was killed", "SIGKILL")
-
-
-@pytest.mark.thorough
-async def test_a_stopped_fork_server_does_not_prevent_the_loader_from_closing(rows):
-    async with pool(rows(20), row_id, 2):
-        stopped = fork_server()
-        stopped.suspend()
-
-    assert not stopped.is_running()
 
 
 @pytest.mark.thorough
@@ -173,13 +170,23 @@ async def test_every_forked_worker_has_its_own_random_numbers(rows):
         assert len(set(rolls)) == 2
 
 
-async def test_output_that_was_buffered_before_a_fork_is_printed_once(rows):
+async def test_output_before_a_fork_is_printed_once_and_that_of_a_worker_goes_to_the_log(rows):
     with structlog.testing.capture_logs() as events:
         async with pool(rows(1), Opening("prints without a newline"), 2):
             await until(lambda: "half a line" in said(events))
 
     assert said(events).count("half a line") == 2, "once from Python and once from C"
     assert {event["worker"] for event in events_of(events, "worker.output")} == {"forkserver"}
+
+    with structlog.testing.capture_logs() as events:
+        async with pool(rows(1), worker_fns.talks) as (executor, client, window):
+            await client.tokenized(window)
+            (pid,) = pids(executor)
+            await until(lambda: "hello from row 0" in said(events))
+
+    assert "a warning" in said(events)
+    first = events_of(events, "worker.output")[0]
+    assert (first["worker"], first["pid"], first["log_level"]) == (0, pid, "info")
 
 
 @pytest.mark.thorough
@@ -329,9 +336,7 @@ async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is
 async def test_without_room_for_a_fork_and_without_a_worker_the_error_says_so(rows, monkeypatch):
     """The fork server may open too few descriptors to receive those of a worker."""
     change(monkeypatch, patience_with_starts_s=0.1)
-    refused = pytest.RaisesExc(
-        WorkerError, match="^AD426 workers cannot be started: Too many open files; raise the limit"
-    )
+    refused = pytest.RaisesExc(WorkerError, match="^AD426 workers cannot be started: Too many open files; raise")
     with pytest.RaisesGroup(refused, flatten_subgroups=True):
         async with pool(rows(1), row_id) as (executor, _, _):
             resource.prlimit(fork_server().pid, resource.RLIMIT_NOFILE, (3, 3))
@@ -361,18 +366,6 @@ async def test_a_worker_has_the_modules_the_environment_and_the_parents_that_are
     assert found["path"] == [os.path.abspath(path) for path in sys.path]  # noqa: ASYNC240 - no file is looked at
     assert found["cwd"] == os.getcwd()
     assert found["sigint"]
-
-
-async def test_the_output_of_a_worker_goes_to_the_log(rows):
-    with structlog.testing.capture_logs() as events:
-        async with pool(rows(1), worker_fns.talks) as (executor, client, window):
-            await client.tokenized(window)
-            (pid,) = pids(executor)
-            await until(lambda: "hello from row 0" in said(events))
-
-    assert "a warning" in said(events)
-    first = events_of(events, "worker.output")[0]
-    assert (first["worker"], first["pid"], first["log_level"]) == (0, pid, "info")
 
 
 @pytest.mark.thorough
