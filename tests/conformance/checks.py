@@ -177,7 +177,6 @@ def idle_workers(lab: Lab) -> str | None:
                 found |= {seen.worker for seen in loader.next_batch()}
             except StopIteration:
                 found.clear()
-
     return None if len(found) >= 2 else "of 2 workers over one file, 1 did all the work, epoch after epoch"
 
 

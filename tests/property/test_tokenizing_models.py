@@ -173,7 +173,6 @@ PROVEN = {
 def test_what_is_proven_of_a_text_holds_for_every_chat_of_the_shape(templates, data, chats):
     template = data.draw(st.sampled_from(templates))
     program = template.proven(*chats[0], lambda one: ([one.rendered(one.messages, one.tools)], ()))
-
     for chat in chats:
         made = made_by(program, chat)
         assert made is None or made == [attempt(lambda chat=chat: template.rendered(*chat))]
@@ -190,7 +189,6 @@ def test_what_is_proven_of_blocks_holds_for_every_chat_of_the_shape(text, chats,
     trained = [number for number, message in enumerate(chats[0][0]) if message["role"] == "assistant"]
     trained = trained[-1:] if last else trained
     program = spans.proven(*chats[0], trained)
-
     for chat in chats:
         made = made_by(program, chat)
         assert made is None or (made and blocks_of(made) == attempt(lambda chat=chat: spans.asked(*chat, trained)))
@@ -257,7 +255,6 @@ def tokenizer(request, small_tokenizer):
 def check(tokenizer: Any, rows: list[bytes]) -> None:
     """A row beside a bad one is read by itself."""
     together = outcomes(run(tokenizer, rows))
-
     assert [together[number] for number in range(len(rows))] == [
         outcomes(run(tokenizer, [b"{", row]))[1] for row in rows
     ]
@@ -266,7 +263,6 @@ def check(tokenizer: Any, rows: list[bytes]) -> None:
 @pytest.mark.parametrize("number", range(len(STRANGE)))
 def test_a_strange_row_among_good_ones_is_what_it_is_alone(tokenizer, number):
     good = b'{%s, "label": {"a": 1}}' % GOOD
-
     check(tokenizer, [good, STRANGE[number], good])
 
 

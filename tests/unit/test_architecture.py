@@ -189,7 +189,6 @@ def test_a_folder_imports_only_from_folders_before_it_values_know_no_event_loop_
     assert [str(found) for found in without_loop if found.target.split(".")[0] in EVENT_LOOPS] == []
     assert heavy_breaches(IMPORTS) == []
     folders = {module: tree for module, tree in TREES.items() if module in facades_of(PACKAGE)}
-
     assert {_folder(module) for module in TREES} == {*FOLDERS, *FILES}
     assert [module for module, tree in folders.items() if not ast.get_docstring(tree)] == []
 
@@ -198,7 +197,6 @@ def test_files_and_functions_are_short_and_nothing_in_them_sleeps_pickles_or_is_
     files = {str(path): len(path.read_bytes().splitlines()) for path in PACKAGE.rglob("*.py")}
     functions = function_lengths(TREES)
     percentiles = statistics.quantiles(functions.values(), n=10, method="inclusive")
-
     assert {path: lines for path, lines in files.items() if lines > MAX_FILE_LINES} == {}
     assert {name: lines for name, lines in functions.items() if lines > MAX_FUNCTION_LINES} == {}
     assert statistics.median(functions.values()) <= MEDIAN_FUNCTION_LINES
@@ -208,7 +206,6 @@ def test_files_and_functions_are_short_and_nothing_in_them_sleeps_pickles_or_is_
 
 def test_the_package_and_the_tests_do_not_grow_and_tests_reach_into_no_more_inner_modules():
     lines = sum(len(path.read_bytes().splitlines()) for path in TESTS.rglob("*.py"))
-
     assert lines <= MAX_TEST_LINES
     assert len(inner_imports(read_package(TESTS))) <= MAX_INNER_IMPORTS
     assert sum(map(lines_of, PACKAGE.rglob("*.py"))) <= MAX_LINES
@@ -269,13 +266,11 @@ def lines_of(path: Path) -> int:
 def test_a_plain_loader_imports_no_wing_and_less_than_what_was_decided(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"input": "What is {n} + 7?"}}\n' for n in range(40)))
-
     command = [sys.executable, "-c", PLAIN, str(data), str(tokenizer_folder())]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=PACKAGE.parent).stdout
     names = [name.removeprefix("asyncdata.") for name in printed.split() if name != "asyncdata"]
     files = [PACKAGE.joinpath(*name.split(".")) for name in names]
     paths = [path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py" for path in files]
-
     assert len(names) > 50
     assert [name for name in names if name.startswith(WINGS)] == []
     assert sum(map(lines_of, paths)) + lines_of(PACKAGE / "__init__.py") <= MAX_PLAIN_LINES
@@ -307,12 +302,9 @@ def test_importing_the_package_its_public_modules_and_every_public_name_imports_
     imported = modules_after("import asyncdata") - modules_after("import __future__, importlib, typing")
     assert imported == {"asyncdata", "asyncdata.core"}
     imported = modules_after("import asyncdata\nasyncdata.errors.EndOfData") - modules_after("import typing")
-
     assert {name for name in imported if name.startswith("asyncdata.")} == {
         *("asyncdata.core", "asyncdata.core.errors", "asyncdata.errors")
     }
-
     imported = modules_after("import asyncdata\nfor name in asyncdata.__all__: getattr(asyncdata, name)")
-
     assert "asyncdata.loader.loader" in imported
     assert imported & HEAVY.keys() == set()

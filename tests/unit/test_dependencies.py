@@ -79,7 +79,6 @@ def test_what_is_said_to_install_it_works_from_a_clone_and_names_no_host_of_an_i
     paths = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file() and path.suffix in kinds}
     # The name on the package index is not ours: a path, or a dot in the clone.
     unwanted = re.compile(r"""pip install (?:-\S+ )*["'`]*asyncdata\b|(?i:\bpypi\.(?:org|python)|python(?=hosted))""")
-
     assert len(paths) > 500
     assert [path.name for path in sorted(paths) if unwanted.search(path.read_text(encoding="utf-8"))] == []
     assert from_clone("fast").startswith('pip install ".[fast]" in a clone')
@@ -98,7 +97,6 @@ def test_every_installed_dependency_of_a_user_has_a_permissive_or_reviewed_licen
     for name in names(CORE).union(*(names(EXTRAS[extra]) for extra in set(EXTRAS) - FOR_DEVELOPERS - {"torch"})):
         needed(name, found)
     here = {canonicalize_name(each.metadata["Name"]) for each in metadata.distributions()}
-
     licences = of_installed(found & here)
     assert len(licences) > 15
     assert faults(licences) == []
@@ -107,7 +105,6 @@ def test_every_installed_dependency_of_a_user_has_a_permissive_or_reviewed_licen
 def test_an_audit_that_could_not_be_done_is_no_audit_that_found_nothing():
     unknown = "ERROR:pip_audit._cli:msgspec: Dependency not found on PyPI and could not be audited: msgspec (0.19.0)"
     offline = "requests.exceptions.ConnectionError: Max retries exceeded with url: /v1/query"
-
     assert verdict(0, "No known vulnerabilities found", 3) == (0, "audit: 3 packages, no known fault")
     assert verdict(1, "Found 2 known vulnerabilities in 1 package\njinja2 3.0 ...", 3).status == 1
     for said in (unknown, offline, f"No known vulnerabilities found\n{unknown}", ""):
@@ -115,7 +112,6 @@ def test_an_audit_that_could_not_be_done_is_no_audit_that_found_nothing():
         assert found.status == 2
         assert found.text.startswith("audit: NOT DONE. The advisory service cannot be reached")
         assert found.text.endswith(said.splitlines()[-1] if said else "pip-audit said nothing")
-
     found = installed()
     assert any(re.fullmatch(r"msgspec==[\d.]+", line, re.IGNORECASE) for line in found)
     assert not any(line.startswith("asyncdata==") for line in found), "the package itself is not audited"

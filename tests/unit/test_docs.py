@@ -153,7 +153,6 @@ def test_the_shell_commands_of_a_page_are_commands(page):
 def test_the_first_screen_is_one_and_begins_with_a_line_each_that_runs_the_demo_and_that_runs_the_checks():
     demo, checks, *_ = blocks_of(ROOT / "README.md")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-
     assert (
         len((ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0].splitlines()) <= FIRST_SCREEN_LINES
     )
@@ -174,7 +173,6 @@ def test_the_badges_say_the_licence_and_the_python_versions_of_the_package():
         assert f"Python {versions[0]} to {versions[-1]}" in page.read_text("utf-8"), page
     facts = {"licence": project["license"], "python": " | ".join(versions)}
     badges = re.findall(r"!\[(\w+): ([^\]]+)\]\((docs/plots/badge-\w+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
-
     assert {name.lower(): fact for name, fact, _ in badges} == facts
     for _, fact, path in badges:
         assert f">{fact}</text>" in (ROOT / path).read_text(encoding="utf-8")
@@ -186,9 +184,7 @@ def test_the_coroutine_of_the_readme_runs(folder):
         if block.language == "python":
             run_block(block, names, "README.md")
     generate = AsyncMock(side_effect=lambda groups: groups[:2])
-
     asyncio.run(names["rollouts"](generate))
-
     assert [len(group) for (groups,), _ in generate.await_args_list for group in groups] == [8] * 32
 
 
@@ -209,7 +205,6 @@ def test_the_links_of_a_page_lead_somewhere_and_it_names_no_path_of_this_machine
     for link in links_of(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-
         assert target.is_file(), link
         assert not anchor or anchor in anchors_of(target), link
     text = page.read_text(encoding="utf-8")
@@ -222,7 +217,6 @@ def test_the_links_of_a_page_lead_somewhere_and_it_names_no_path_of_this_machine
 def test_a_page_opens_with_what_it_is_and_its_code_is_at_most_80_columns_wide(page):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     title, empty, what, *_ = page.read_text(encoding="utf-8").splitlines()
-
     assert title.startswith("# ")
     assert empty == ""
     assert re.match(r"(?!For (those|everybody)|After this page)\S.*[.:]( |$)", what)
@@ -254,7 +248,6 @@ def test_the_source_files_tests_and_codes_that_a_page_names_exist(page):
         assert (ROOT / name).exists(), name
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", prose_of(page)):
         text = (ROOT / path).read_text(encoding="utf-8")
-
         for part in name.split("::"):
             is_there = re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^{part} = ", text, re.MULTILINE)
             assert is_there, f"{path}::{name}"
@@ -329,7 +322,6 @@ CONTEXTS = {context.command_path: context for context in reference.contexts_of(c
 @pytest.mark.parametrize("command", CONTEXTS)
 def test_a_command_is_documented_as_its_help_has_it_speaks_json_and_can_be_verbose(command):
     here = table_rows(section(read("cli.md"), f"`{command}`"))
-
     assert {"--json", "--verbose"} < {name for names in here for name in names.split()}
     assert all(about != [""] for about in here.values())
 
@@ -339,7 +331,6 @@ def test_each_figure_of_the_readme_has_a_row_of_the_measurements_and_a_command_t
     told = [row[1] for row in re.findall(r"^\| (\S[^|]*) \| ([^|]+) \|$", speeds, re.MULTILINE)]
     page = (DOCS / "explanation" / "measurements.md").read_text("utf-8")
     repeated = re.findall(r"^\| ([^|]+) \| (S\w+), [^|]+ \| `--only (S\w+)`[^|]* \| 20\d\d-\d\d-\d\d \|$", page, re.M)
-
     assert [figure for figure, *_ in repeated] == told != []
     for figure, row, only in repeated:
         assert row == only and row in FIGURES, figure
@@ -356,7 +347,6 @@ def test_the_figures_of_the_first_screen_are_those_of_the_pages_with_their_dates
     told = {(figure, date) for text, date in bullets for figure in re.findall(r"\*\*(.+?)\*\*", text)}
     measured = set(re.findall(r"^\| ([^|]+) \| S\w+, .*\| (20\d\d-\d\d-\d\d) \|$", pages, re.MULTILINE))
     kills = sum(map(int, re.findall(r"^\| R[12] \|.*\| (\d+) kills; 0, 0, 0 \|", pages, re.MULTILINE)))
-
     assert (len(bullets), {figure for figure, _ in told - measured}) == (3, {f"{kills} kills"})
 
 
@@ -398,21 +388,17 @@ def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_st
 def test_every_figure_and_page_is_listed_where_it_must_be():
     page = (ROOT / "docs" / "explanation" / "reliability.md").read_text(encoding="utf-8")
     rows = {cells[1].strip(): cells for cells in (line.split("|") for line in page.splitlines()) if len(cells) == 7}
-
     assert set(TARGETS) | {"R6", "R14"} == set(rows) - {"", "---"}
     named = [path for cells in rows.values() for path in re.findall(r"tests/[\w/.]+", cells[5])]
     assert len(named) > len(TARGETS)
     assert all((ROOT / path).exists() for path in named)
-
     page = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
     parts = (page.split(f"## {name}\n", 1)[1].split("\n## ", 1)[0] for name in ("What is measured", "Time and memory"))
     explained, results = (re.findall(r"^\| (S\d+b?) \|", part, re.MULTILINE) for part in parts)
-
     assert explained == list(FIGURES)
     assert list(dict.fromkeys(results)) == list(FIGURES)
     assert all("==" in package for peer in ENVIRONMENTS.values() for step in peer.steps for package in step)
     reached = {(DOCS / link.partition("#")[0]).resolve() for link in links_of(DOCS / "index.md")}
-
     assert set(PAGES) - reached - {DOCS / "index.md", ROOT / "README.md"} == set()
 
 

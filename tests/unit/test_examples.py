@@ -133,9 +133,7 @@ def test_an_example_whose_framework_is_missing_says_so_in_a_line(name, tmp_path)
     path = ROOT / "examples" / ("" if name in TRL else "frameworks") / f"{name}.py"
     code = f"import runpy, sys; sys.modules[{NEEDED[name]!r}] = None; sys.path.insert(0, {str(path.parent)!r}); "
     code += f"runpy.run_path({str(path)!r}, run_name='__main__')"
-
     done = started("-W", "ignore", "-c", code, cwd=tmp_path)
-
     assert done.returncode == 1
     assert done.stderr.startswith("this example needs ")
     assert done.stderr.count("\n") == 1
@@ -165,7 +163,6 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_prompts_are_questions_whose_answer_is_the_label_and_the_tokenizer_is_small(prompts):
     rows = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
-
     assert all(set(row) == {"input", "label", "metadata"} for row in rows)
     assert {row["metadata"]["kind"] for row in rows} == {"module", "class", "function"}
     found = next(row for row in rows if row["label"] == "argparse.ArgumentParser")
@@ -173,9 +170,7 @@ def test_the_prompts_are_questions_whose_answer_is_the_label_and_the_tokenizer_i
     assert found["metadata"]["line"] > 1000
     assert found["input"].startswith("Which class of Python's standard library is described here? Answer with its")
     assert "Object for parsing command line strings into Python objects." in found["input"]
-
     files = {path.name: path for path in Path(tokenizer_folder()).iterdir()}
-
     assert set(files) == {"tokenizer.json", "tokenizer_config.json"}
     assert sum(path.stat().st_size for path in files.values()) < 500_000
     assert json.loads(files["tokenizer_config.json"].read_text())["chat_template"] == demo.CHAT_TEMPLATE
@@ -197,7 +192,6 @@ def test_the_tokenizer_is_the_same_for_transformers(prompts, is_chat):
     fn = PromptTokenizeFn(tokenizer_folder(), apply_chat_template=is_chat)
     with DataLoader(str(prompts), tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
         samples = loader.get_next_batch(300)
-
     for sample in samples:
         assert sample.tokens.tolist() == oracle(sample.prompt, add_special_tokens=False)["input_ids"]
     if is_chat:
@@ -225,7 +219,6 @@ WHOLE = delivered(*range(7))
 )  # fmt: skip
 def test_a_resumed_run_that_differs_is_found(resumed, first_difference):
     outcome = compare(delivered(0, 1, 2), resumed, WHOLE)
-
     assert not outcome.is_identical
     assert outcome.first_difference == first_difference
     assert outcome.digest != outcome.uninterrupted_digest
@@ -312,9 +305,7 @@ def test_a_demo_with_a_difference_is_status_1_and_has_numbers_for_programs(monke
 def test_a_demo_that_cannot_be_done_says_why(monkeypatch, capsys, changes, said):
     for name, value in changes.items():
         monkeypatch.setattr(command, name, value)
-
     assert main(["demo", "--rows", str(NUM_ROWS)]) == 1
-
     assert said in capsys.readouterr().err
 
 
@@ -324,7 +315,6 @@ def test_ctrl_c_ends_the_demo_and_everything_it_started():
             pass
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the run is told as well
         out, err = process.communicate()
-
     assert (process.returncode, out) == (130, "")
     assert err.endswith("interrupted\n")
     assert "Traceback" not in err

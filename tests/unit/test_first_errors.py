@@ -170,7 +170,6 @@ def test_packs_of_prompts_are_refused_as_all_their_tokens_would_be_trained(open_
         ad.Mix({"a": ad.Part(path, tokenize_fn=text), "b": ad.Part(path, tokenize_fn=prompts)}) if is_mixed else path
     )
     knobs: dict[str, Any] = {"batch_size": 1, "tokenize_fn": None if is_mixed else prompts}
-
     with pytest.raises(ConfigError, match=r"AD416 .*PromptTokenizeFn makes prompts .*ChatTokenizeFn for chats"):
         open_loader(source, packing=ad.SoftPacking(max_length=64), collate_fn=ad.PackedCollator(), **knobs)
     open_loader(source, **knobs).close()
@@ -193,7 +192,6 @@ def test_bad_rows_beyond_the_first_of_a_code_are_logged_ever_more_rarely(jsonl_f
     knobs = {"shuffle": False, "epochs": 1, "bad_rows": {"policy": "skip", "max": None}}
     with capture_logs() as events, open_loader(path, **knobs) as loader:
         loader.get_next_batch(1)
-
     of_code = [event for event in events if event.get("code") == "AD101"]
     assert [event["line"] for event in of_code if event["event"] == "row.bad"] == list(range(1, 11))
     assert [event["num_rows"] for event in of_code if event["event"] == "row.bad_again"] == [20, 40, 80]
@@ -211,7 +209,6 @@ def test_ranks_that_each_tokenize_everything_are_warned_with_the_ways_out(open_l
     fn = ad.TextTokenizeFn(tokenizer_folder(), text_key="input")
     with capture_logs() as events:
         open_loader(tokenize_fn=fn, **{**packs, **knobs, "cache": cache}).close()
-
     found = [event for event in events if event["event"] == "loader.every_rank_tokenizes"]
     assert [event["log_level"] for event in found] == ["warning"] * is_said
     assert all("exchange=" in event["remedy"] and "fast tokenizer" in event["remedy"] for event in found)
@@ -222,9 +219,7 @@ def test_another_system_than_linux_and_a_name_of_the_hub_for_a_file_are_named(op
         patch.setattr(sys, "platform", "darwin")
         with pytest.raises(ConfigError, match="workers need Linux, and this is darwin: .* num_workers=0"):
             open_loader(num_workers=1)
-
     monkeypatch.chdir(tmp_path)
-
     with pytest.raises(SourceError, match=r"AD304 .*openai/gsm8k.*HuggingFaceSource\('openai/gsm8k', split='train'\)"):
         open_loader("openai/gsm8k")
     with pytest.raises(SourceError, match=r"AD304 .*rows\.jsonl: No such file or directory$"):
@@ -379,9 +374,7 @@ def test_nothing_that_a_row_says_is_shown_where_that_is_not_wanted(tmp_path, row
 def test_of_an_error_of_the_users_function_places_and_type_are_left(tmp_path, order):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": "PRIVATE"}\n')
-
     found = deliver(str(path), repeats_the_row, bad_rows=ad.BadRows(excerpts=False), shuffle=order)
-
     assert isinstance(found.error, BadRowError)
     assert "the tokenize function raised ValueError (BadRows(excerpts=False)" in found.error.reason
     assert "test_first_errors.py" in found.error.traceback
@@ -395,7 +388,6 @@ def test_of_a_message_no_more_than_a_type_is_shown(text, is_trace):
     frames = 'Traceback (most recent call last):\n  File "/a.py", line 1, in f'
     trace = f"{frames}\n    code\nKeyError: {text}" if is_trace else text
     error = without_text(BadRowError("AD421", text, path="/a", line=1, byte_offset=0, excerpt=text, traceback=trace))
-
     said = f"the tokenize function raised{' KeyError' * is_trace} (BadRows(excerpts=False) shows no more)"
     assert (error.excerpt, error.traceback, error.reason) == ("", frames if is_trace else "", said)
 

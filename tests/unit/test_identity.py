@@ -49,7 +49,6 @@ def subclasses_of(kind: type) -> list[type]:
 def test_what_is_known_by_tag_is_pinned_and_kinds_of_one_base_are_told_apart():
     public = [kind for kind in subclasses_of(OfTokenizer) if kind.__name__.endswith("TokenizeFn")]
     ours = {tag_of(kind): kind for kind in public if kind.__module__.startswith("asyncdata.")}
-
     assert ours == DESCRIPTIONS
 
     class Mine(asyncdata.PromptTokenizeFn, frozen=True, kw_only=True):
@@ -66,7 +65,6 @@ def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as
     written = json.loads(json.dumps({field.name: getattr(plain, field.name) for field in msgspec.structs.fields(kind)}))
     monkeypatch.setitem(sys.modules, "scratch_module", sys)  # it is gone after the test
     moved = getattr(load_elsewhere(kind.__module__), kind.__name__)
-
     assert kind(**written).settings_digest() == plain.settings_digest()
     assert moved.__module__ == "scratch_module"
     assert moved("nowhere", **NEEDED.get(kind, {})).settings_digest() == plain.settings_digest()
@@ -142,11 +140,9 @@ def test_a_reader_has_its_tag_and_its_class_may_lie_anywhere(tmp_path, tag):
     reader = files.reader
     assert reader.tag == tag
     assert isinstance(resolve_path(reader.path), type), "the path is where it lies now"
-
     moved = msgspec.structs.replace(reader, path="scratch_module:Reader")
     assert key_of(files, moved) == key_of(files, reader)
     assert key_of(files, msgspec.structs.replace(reader, tag="another")) != key_of(files, reader)
-
     mine = msgspec.structs.replace(reader, tag="", path="mine:Reader")
     assert mine.identity == "mine:Reader", "without a tag it is known by its path"
     assert key_of(files, mine) != key_of(files, msgspec.structs.replace(mine, path="theirs:Reader"))

@@ -83,7 +83,6 @@ def test_it_is_the_method_that_it_names(lengths, num_ranks, budget):
 @given(rows, ranks, budgets)
 def test_each_row_is_dealt_once_within_the_budget_and_ranks_have_as_many_micro_batches(lengths, num_ranks, budget):
     found = balance(lengths, num_ranks, budget, over_budget="alone", allow_empty=True)
-
     assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
     assert len(found) == num_ranks
     assert len({len(batches) for batches in found}) == 1
@@ -108,7 +107,6 @@ laws = st.sampled_from(["attention", lambda n: n, lambda n: n**2, lambda n: n % 
 def test_by_cost_each_row_is_dealt_once_within_the_budget_in_no_more_micro_batches(lengths, num_ranks, budget, cost):
     plain = balance(lengths, num_ranks, budget, over_budget="alone", allow_empty=True)
     found = balance(lengths, num_ranks, budget, cost=cost, over_budget="alone", allow_empty=True)
-
     assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
     assert [len(batches) for batches in found] == [len(found[0])] * num_ranks
     assert len(found[0]) <= len(plain[0])
@@ -148,7 +146,6 @@ def test_by_cost_ranks_that_wait_at_each_micro_batch_wait_for_little(sigma, budg
 def test_rows_are_samples_or_whatever_has_tokens_alone_or_in_groups():
     samples = [Sample(tokens=np.zeros(length, np.int32)) for length in (5, 3, 4, 4)]
     others = [SimpleNamespace(tokens=[0] * len(sample.tokens)) for sample in samples]
-
     assert balance([samples[:2], samples[2:]], 2, 8) == balance(others, 2, 8) == balance([(5, 3), (4, 4)], 2, 8)
     assert balance([5, 3, 4, 4], 2, 8) == [[[0, 1]], [[2, 3]]]
     assert balance([], 2, 8) == [[], []]
@@ -207,7 +204,6 @@ def test_the_order_is_the_same_for_ever(method):
         order_of(method, costs(700), 8, 4, seed=42, epoch=1, window=window),
         order_of(method, [float(number % 3) for number in range(700)], 4, 40, seed=42, epoch=1),
     ]
-
     assert tuple(blake2b(o.astype("<i8").tobytes(), digest_size=8).hexdigest() for o in orders) == ORDERS[method]
 
 
@@ -220,7 +216,6 @@ def test_every_pack_comes_once_beside_its_neighbours_in_cost_then_the_rest(
     values, world_size, accumulation, method, seed
 ):
     order = order_of(method, values, world_size, accumulation, seed=seed, epoch=2)
-
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(len(values)))
     if method == "xtuner":
@@ -238,7 +233,6 @@ def test_differencing_balances_sums_better_than_leaving_groups_sorted_and_no_wor
     steps = {method: steps_of(order_of(method, values, world_size, 8), values, world_size, 8) for method in OURS}
     steps["sorted"] = -np.sort(-steps["snake"], axis=2)
     slowest = {method: some.sum(axis=1).max(axis=1).sum() for method, some in steps.items()}
-
     assert slowest["karmarkar_karp"] <= slowest["snake"] < slowest["sorted"]
     for method in OURS:  # and no rank has always more to do; with XTuner's order the first one has
         ranks = steps[method].sum(axis=(0, 1))

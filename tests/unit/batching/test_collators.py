@@ -136,7 +136,6 @@ def lists(batch):
 @pytest.mark.parametrize(("collator", "items", "wanted"), BATCHES.values(), ids=BATCHES)
 def test_a_batch_is(collator, items, wanted):
     batch = collator(items)
-
     assert {name: value for name, value in lists(batch).items() if name in wanted} == wanted
     arrays = {name: value.dtype for name, value in batch.items() if isinstance(value, np.ndarray)}
     of_segments = {"seq_idx", "cu_seqlens", "cu_seqlens_padded"}
@@ -147,7 +146,6 @@ def test_a_batch_is(collator, items, wanted):
 def test_a_batch_has_the_fields(collator, names):
     items = PAIRS if isinstance(collator, PreferenceCollator) else ROWS
     batch = collator([items] if isinstance(collator, PackedCollator) else items)
-
     assert sorted(batch) == sorted(names)
 
 
@@ -242,16 +240,11 @@ def test_each_token_has_the_number_of_its_part_of_a_mixture(collator, wanted):
 def test_collating_does_not_write_into_the_documents_and_xtuners_shape_can_be_of_tensors():
     one = document(*range(5), labels=range(5))
     one.tokens.flags.writeable = one.labels.flags.writeable = False
-
     batch = PackedCollator()([[one]])
-
     assert not np.shares_memory(batch["input_ids"], one.tokens)
     assert not np.shares_memory(batch["labels"], one.labels)
-
     torch = pytest.importorskip("torch")
-
     (item,) = XTunerCollator(max_length=8, output="tensors", pad_to_max_length=False)([PACK])
-
     assert item["shifted_labels"].tolist() == [[2, 3, NONE, 12, 13, NONE]]
     assert item["seq_ctx"]["cu_seq_lens_k"].dtype == torch.int32
     assert item["seq_ctx"]["max_length_k"] == 3

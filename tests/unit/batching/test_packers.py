@@ -130,7 +130,6 @@ def packed(packing, lengths, places):
 @given(soft_packings, streams, cuts)
 def test_soft_packs_are_those_of_the_model_and_what_is_left_out_is_counted(packing, lengths, places):
     packs, packer = packed(packing, lengths, places)
-
     assert packs == modelled(packing, lengths)
     assert (packing.cuts, HardPacking(max_length=1).cuts) == (False, True)
     kept = kept_of(packing, lengths)
@@ -147,7 +146,6 @@ def test_soft_packs_are_those_of_the_model_and_what_is_left_out_is_counted(packi
 @given(hard_packings, streams, cuts)
 def test_hard_packs_are_the_tokens_laid_end_to_end(packing, lengths, places):
     packs, packer = packed(packing, lengths, places)
-
     tokens = [(number, place) for number, length in enumerate(lengths) for place in range(length)]
     num_full = len(tokens) // packing.max_length
     kept = tokens if packing.keep_tail else tokens[: num_full * packing.max_length]
@@ -165,16 +163,11 @@ def test_hard_packs_are_the_tokens_laid_end_to_end(packing, lengths, places):
 def test_soft_packs_are_the_same_for_ever_and_a_packer_holds_no_more_than_its_window():
     lengths = (np.arange(3000, dtype=np.int64) * 2_654_435_761 % 4096) + 1
     packer = SoftPacking(max_length=4096).open()
-
     packs = packer.extend(lengths, range(3000)) + packer.flush()  # type: ignore[arg-type]
-
     assert blake2b(repr(packs).encode(), digest_size=8).hexdigest() == PACKS_DIGEST
-
     packer = soft(window_samples=100).open()
-
     for number in range(5000):
         packer.extend([number % 7 + 1], [number])
-
     assert len(packer.state()["lengths"]) <= 100
     assert len(packer._pieces) < 100 + 1024 + 1  # noqa: SLF001 - what it holds cannot be seen otherwise
 
@@ -233,9 +226,7 @@ def test_a_setting_that_cannot_work_is_named(kind, settings, message):
 def test_a_plan_is_the_same_for_ever(kind):
     lengths = (np.arange(2000, dtype=np.int64) * 2_654_435_761 % 300) + 1
     packing = XTunerPacking(max_length=1000, seed=42, kind=kind, join_datasets=False, slice_samples=600)
-
     columns = b"".join(column.astype("<i8").tobytes() for column in packing.plan([lengths[:500], lengths[500:]])[:5])
-
     assert blake2b(columns, digest_size=8).hexdigest() == PLAN_DIGESTS[kind]
 
 
@@ -244,7 +235,6 @@ def test_a_plan_is_the_same_for_ever(kind):
 @pytest.mark.parametrize("lengths", [[], [np.empty(0, np.int64)]], ids=["no set", "an empty set"])
 def test_a_plan_of_nothing_has_no_pack(kind, joined, lengths):
     plan = XTunerPacking(max_length=10, seed=0, kind=kind, join_datasets=joined).plan(lengths)
-
     assert (plan.num_packs, plan.offsets.tolist()) == (0, [0])
 
 
@@ -259,15 +249,11 @@ def test_kinds_and_costs_of_a_plan_are_those_given_or_xtuners():
         XTunerPacking(max_length=10, seed=1, kind=("hard",)).plan([np.array([3]), np.array([4])])
     with pytest.raises(ConfigError, match="'legacy' is of all"):
         XTunerPacking(max_length=10, seed=1, kind=("hard", "legacy"))
-
     lengths, packing = [np.array([640, 64, 65])], XTunerPacking(max_length=1000, seed=0)
-
     assert proxy_cost(np.array([64, 65, 191, 192, 320])).tolist() == [0, 1, 1, 4, 4]
     assert packing.plan(lengths).costs.tolist() == [26]
     assert packing.plan(lengths, [np.array([0.5, 1.0, 2.25])]).costs.tolist() == [3]
-
     plan = Plan(packing=SoftPacking(max_length=8), world_size=4)
-
     assert plan.num_delivered(7) == 7
     assert msgspec.structs.replace(plan, grouping=LengthGrouping(method="xtuner")).num_delivered(7) == 8
 
@@ -407,7 +393,6 @@ def test_packs_follow_from_d_alone_whatever_comes_between(rules, sizes, steps):
         else:
             run.push({"twice": 5, "push": 3}.get(step, step), is_undone=step == "twice")
     run.finish()
-
     assert run.delivered == delivered_by_the_model(rules, samples)
 
 
@@ -420,10 +405,8 @@ def test_a_sample_that_waited_and_does_not_come_again_as_it_was_is_an_error(leng
     run.push(3)
     point = run.progress.restart_point
     assert point is not None
-
     packs = OnlinePacks(OF_TWO)
     progress = packs.restored(run.packs.saved(run.progress), point)
-
     with pytest.raises(SnapshotError, match=f"AD604 the sample at 0:0:2 .*{message}.* another build of asyncdata$"):
         packs.pushed(progress, measured(stream([2, 2, length, 3, 1])), point)
 
@@ -496,10 +479,8 @@ def test_a_snapshot_must_agree_with_packing_and_grouping_and_not_with_ranks_and_
     plan = Plan(packing=XTUNER, grouping=LengthGrouping())
     ranks = {"world_size": 4, "batch_size": 2, "accumulation": 8, "round_up": False}
     others = [{}, ranks, {"packing": XTunerPacking(max_length=8, seed=1)}, {"grouping": None}]
-
     plans = [msgspec.structs.replace(plan, **other) for other in others]
     first, other_ranks, other_packs, ungrouped = [PlannedOrder(one, RowShuffle(), 3).description() for one in plans]
-
     assert first == {**RowOrder(RowShuffle(), 3).description(), **DESCRIPTION}
     assert first == other_ranks == msgspec.json.decode(msgspec.json.encode(first))
     assert first != other_packs

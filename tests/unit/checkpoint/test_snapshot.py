@@ -36,7 +36,6 @@ class TestStateDict:
             return {type(value)}.union(*map(kinds, inner))
 
         odd = msgspec.structs.replace(FULL, order={"weights": (1, (2, 3)), "status": Status.PENDING})
-
         assert kinds(to_state_dict(odd)) <= {dict, list, str, int, float, bool, type(None)}
         assert to_state_dict(odd)["order"] == {"weights": [1, [2, 3]], "status": "pending"}
         assert to_state_dict(FULL)["format"] == "asyncdata.snapshot"
@@ -45,7 +44,6 @@ class TestStateDict:
 
     def test_unknown_fields_are_ignored_and_missing_ones_have_their_defaults(self):
         state = {"format": "asyncdata.snapshot", "position": [1, 2, 3], "of_a_later_minor_version": {"a": 1}}
-
         assert from_state_dict(state) == Snapshot(position=(1, 2, 3))
 
     @pytest.mark.parametrize(
@@ -86,7 +84,6 @@ class TestStateDict:
 class TestSchemas:
     def test_a_newer_schema_is_refused_before_its_content_is_looked_at_and_its_version_is_named(self, tmp_path):
         (tmp_path / "s").write_bytes(wrapped(b"a content of another kind", schema=2, library="7.1.0", encoding="zstd"))
-
         with pytest.raises(SnapshotVersionError, match=r"schema 9, written by asyncdata 7\.1\.0; .* up to 1: use"):
             from_state_dict(to_state_dict(FULL) | {"schema": 9, "library": "7.1.0"})
         with pytest.raises(SnapshotVersionError, match=r"AD602 .*/s cannot .* schema 2, written by asyncdata 7\.1\.0"):
@@ -122,7 +119,6 @@ class TestCheck:
         order = ORDER | ({"seed": 1} if name == "seed" else {"shuffle": "full"} if name == "order" else {})
         fingerprints = FINGERPRINTS | ({} if name in ("seed", "order") else {name: changed})
         check(FULL, order, fingerprints, {name})
-
         others = {"data", "tokenizer", "template", "tokenize_fn", "seed", "order"} - {name}
         with pytest.raises(SnapshotMismatchError) as caught:
             check(FULL, order, fingerprints, others)
@@ -159,7 +155,6 @@ class TestDescribe:
         before = time.time()
         num_bytes = save(tmp_path / "s", FULL)
         summary = describe_file(tmp_path / "s")
-
         assert (summary["path"], summary["num_bytes"]) == (f"{tmp_path}/s", num_bytes)
         assert before <= summary["created"] <= time.time()
         assert {name: summary[name] for name in describe(FULL)} == describe(FULL)
@@ -234,7 +229,6 @@ class TestFile:
     )
     def test_a_snapshot_comes_back_as_it_was_and_only_its_owner_may_read_it(self, tmp_path, snapshot):
         num_bytes = save(tmp_path / "s", snapshot)
-
         assert load(tmp_path / "s") == load(f"{tmp_path}/s") == snapshot
         assert num_bytes == os.path.getsize(tmp_path / "s")
         assert stat.S_IMODE(os.stat(tmp_path / "s").st_mode) == 0o600
@@ -243,7 +237,6 @@ class TestFile:
     def test_the_last_three_are_kept_or_as_many_as_asked_for(self, tmp_path, keep, kept):
         for number in range(7):
             save(tmp_path / "s", Snapshot(position=(number, 0, 0)), **keep)
-
         assert [load(tmp_path / name).position[0] for name in names(tmp_path)] == list(range(6, 6 - kept, -1))
         assert names(tmp_path) == ["s", "s.1", "s.2", "s.3", "s.4"][:kept]
         with pytest.raises(ConfigError, match="keep must be 1 or more"):
@@ -267,14 +260,12 @@ class TestFile:
     )
     def test_what_no_file_can_hold_is_refused_and_the_old_one_kept(self, tmp_path, make):
         save(tmp_path / "s", FULL)
-
         with pytest.raises(SnapshotError, match=r"^AD601 the snapshot holds what no file can: .*; nothing was written"):
             save(tmp_path / "s", Snapshot(position=(9, 9, 9), counters={"big": 2**70, "value": make()}))
         assert (load(tmp_path / "s"), names(tmp_path)) == (FULL, ["s"])
 
     def test_more_than_can_be_loaded_is_not_saved(self, tmp_path, monkeypatch):
         change(monkeypatch, most_bytes_of_a_snapshot=1000)
-
         with pytest.raises(SnapshotError, match=r"AD601 the snapshot has \d+ bytes, more than 1000"):
             save(tmp_path / "s", FULL)
         assert names(tmp_path) == []
@@ -310,7 +301,6 @@ class TestFile:
         monkeypatch.setattr(time, "time", lambda: 1.5)
         save(tmp_path / "s", GOLDEN_SNAPSHOT)
         save(tmp_path / "j", with_surrogate)
-
         assert (tmp_path / "s").read_bytes() == WHOLE
         assert (tmp_path / "j").read_bytes() == wrapped(WITH_SURROGATE.encode(), encoding="json")
         assert json.dumps(to_state_dict(GOLDEN_SNAPSHOT)) == GOLDEN_STATE
@@ -324,7 +314,6 @@ class TestWhatSaveCannotDo:
         save(tmp_path / "target", LEAST)
         (tmp_path / "link").symlink_to("target")
         (tmp_path / "folder").mkdir()
-
         for name in ("link", "folder"):
             refused_save(tmp_path / name, r"AD601 .*: a link, folder or device is in its place")
         assert (names(tmp_path), load(tmp_path / "target")) == (["folder", "link", "target"], LEAST)
@@ -333,7 +322,6 @@ class TestWhatSaveCannotDo:
         save(tmp_path / "s", LEAST)
         pread = os.pread
         monkeypatch.setattr(os, "pread", lambda fd, n, offset: bytes([pread(fd, n, offset)[0] ^ 1]))
-
         refused_save(tmp_path / "s", "reads back otherwise after byte 0; the previous snapshot is kept")
         monkeypatch.setattr(os, "pread", lambda *_: b"")
         refused_save(tmp_path / "s", "reads back otherwise")
@@ -344,11 +332,9 @@ class TestWhatSaveCannotDo:
         replace = os.replace
         monkeypatch.setattr(os, "link", fail(errno.EPERM))
         monkeypatch.setattr(os, "replace", lambda a, b: fail(errno.EIO)() if a.endswith("tmp") else replace(a, b))
-
         refused_save(tmp_path / "s", r"the previous snapshot is kept as s\.1$")
         monkeypatch.undo()
         assert refusal(tmp_path / "s").endswith("s.1 is valid: restore it instead")
-
         save(tmp_path / "s", FULL)
         assert (load(tmp_path / "s"), load(tmp_path / "s.1"), names(tmp_path)) == (FULL, LEAST, ["s", "s.1"])
 
@@ -356,7 +342,6 @@ class TestWhatSaveCannotDo:
         monkeypatch.setattr(secrets, "token_hex", lambda _: "0123abcd")
         (tmp_path / "precious").write_bytes(b"precious")
         (tmp_path / f".s.{os.getpid()}.0123abcd.tmp").hardlink_to(tmp_path / "precious")
-
         refused_save(tmp_path / "s", "AD601 .* File exists")
         assert (tmp_path / "precious").read_bytes() == b"precious"
 
@@ -371,7 +356,6 @@ class TestWhatSaveCannotDo:
         refused_save(tmp_path / "s", r"AD601 .* is written, but a power loss may undo it: .*; save again")
         monkeypatch.setattr(os, "fsync", on_folders(errno.EINVAL))
         save(tmp_path / "s", FULL)
-
         assert names(tmp_path) == ["s", "s.1", "s.2"]
 
     def test_what_killed_processes_left_is_removed_once_it_is_an_hour_old(self, tmp_path, monkeypatch):
@@ -385,7 +369,6 @@ class TestWhatSaveCannotDo:
             save(tmp_path / "s", LEAST)
             assert load(tmp_path / "s") == LEAST, "what cannot be tidied up fails no save"
         save(tmp_path / "s", FULL, keep=1)
-
         assert names(tmp_path) == sorted([*kept, "s"])
 
 
@@ -409,14 +392,12 @@ class TestDamage:
     )
     def test_what_is_wrong_with_a_file_is_named_without_taking_memory(self, tmp_path, data, words):
         (tmp_path / "s").write_bytes(data)
-
         assert words in refusal(tmp_path / "s")
 
     def test_a_missing_file_a_folder_a_fifo_and_a_file_too_large_are_refused_at_once(self, tmp_path):
         os.mkfifo(tmp_path / "fifo")
         (tmp_path / "large").write_bytes(WHOLE)
         os.truncate(tmp_path / "large", 1 << 40)
-
         assert f"AD602 {tmp_path}/s cannot be read: No such file or directory; no older" in refusal(tmp_path / "s")
         assert "it is not a regular file" in refusal(tmp_path / "fifo")
         assert "Is a directory" in refusal(tmp_path)
@@ -428,10 +409,8 @@ class TestDamage:
             save(path, Snapshot(position=(number, 0, 0)))
         path.write_bytes(b"")
         assert refusal(path).endswith("; s.1 is valid: restore it instead")
-
         (tmp_path / "s.1").write_bytes(b"damaged")
         assert refusal(path).endswith("; s.2 is valid: restore it instead")
-
         (tmp_path / "s.2").unlink()
         assert refusal(path).endswith("; no older snapshot beside it is valid either")
 
@@ -445,5 +424,4 @@ def test_a_folder_is_no_name_of_a_snapshot(tmp_path, monkeypatch, path):
             loader.save(path)
         with pytest.raises(SnapshotError, match=r"^AD602 .*names no file.*data\.state"):
             loader.restore(path)
-
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.jsonl"]

@@ -48,7 +48,6 @@ def test_what_is_known_is_shown_and_prove_is_status_1_if_no_backend_is_exact_or_
     assert states(run("show", installed=("fastokens",))[1]) == ["not installed", "1.0 not proven yet"]
     absent = {"version": None, "state": "not installed"}
     assert json.loads(run("show", "--json", installed=())[1])["backends"] == {"gigatoken": absent, "fastokens": absent}
-
     assert run("prove", "--backend", "fastokens")[0] == 1
     status, _, talk = run("prove", "--backend", "fastokens", installed=("gigatoken",))
     assert status == 1
@@ -65,7 +64,6 @@ def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_a
     found = json.loads(run("prove", "--json")[1])["backends"]
     assert (found["gigatoken"]["state"], found["fastokens"]["state"]) == ("exact", "refused")
     assert found["gigatoken"]["num_texts"] > 0
-
     revoke(subject_of(files, "gigatoken"), "an audit found it out")
     assert run("prove", "--backend", "gigatoken")[0] == 1
     assert run("prove", "--backend", "gigatoken", "--again")[0] == 0
@@ -74,9 +72,7 @@ def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_a
 def test_all_characters_are_tried_on_request(run, monkeypatch):
     change(monkeypatch, known_points=lambda: [*range(0x4E00, 0x4E10)])
     assert run("prove", "--backend", "gigatoken")[0] == 0
-
     status, _, talk = run("prove", "--all", "--backend", "gigatoken")
-
     assert (status, talk) == (0, "gigatoken: all characters of Unicode, about a minute\n")
     found = json.loads(run("show", "--json")[1])["backends"]["gigatoken"]
     assert (found["num_characters"], found["num_refused"]) == (len(FEW) + 16, 0)
@@ -95,9 +91,7 @@ def test_it_says_which_shapes_of_chats_are_proven(tmp_path, demo_tokenizer, json
     two_turns = [user("x"), assistant("y"), user("z"), assistant("v")]
     path = jsonl_file([{"messages": chat} for chat in (CHAT, used_tool, two_turns, two_turns)])
     words = ("--chat-template", tmp_path / "template", "--no-shuffle", "--num", 0)
-
     *_, last = run_json("inspect", path, "--tokenizer", demo_tokenizer, *words)
-
     shapes = [(len(shape["messages"]), shape["is_proven"]) for shape in last["template"]]
     assert shapes == [(2, True), (3, False), (4, True)]
     assert last["template"][1]["messages"] == ["user", "tool (name)", "assistant"]

@@ -193,9 +193,7 @@ def test_what_is_shown_as_trained_is_what_a_loader_trains(test_data, run_json):
     with ad.DataLoader(str(data), tokenize_fn=fn, seed=3, num_workers=0) as loader:
         samples = {str(sample.position): sample for sample in loader.get_next_batch(40, timeout_s=240)}
     words = (data, "--seed", 3, "--tokenizer", tokenizer, "--max-length", 900, "--set", "overlong=truncate_left")
-
     *rows, _ = run_json("inspect", *words, "--num", 40)
-
     assert {row["dropped"] for row in rows} <= {None, "no_trained_tokens"}
     for row in rows:
         for text in row["texts"]:
@@ -310,7 +308,6 @@ def test_text_that_looks_like_a_special_token_is_text_and_a_row_that_is_too_long
     tokenizer.encode_special_tokens = True
     pieces = pieces_of(tokenizer.encode("<|end|>").ids, tokenizer=tokenizer)
     assert (text_of(pieces), {piece.name for piece in pieces}) == ("<|end|>", {""})
-
     source = ad.JsonlSource(str(jsonl_file([{"id": 1}, {"id": 1, "text": "x" * 500}])), max_row_bytes=100)
     short, long = OrderView(source, row_id, shuffle=False).rows()
     assert (len(short.raw) > 0, long.raw) == (True, b"")

@@ -38,7 +38,6 @@ from tests.support.tokenize_fns import row_id
 def refusal(**knobs: object) -> str:
     with pytest.raises(ConfigError) as caught:
         LoaderConfig.of(knobs)
-
     return str(caught.value)
 
 
@@ -73,7 +72,6 @@ def test_the_constructor_of_a_loader_declares_the_fields_with_their_defaults(loa
 def test_the_constructor_of_a_loader_takes_what_a_field_takes(field):
     names = {**vars(declared), "Mapping": Mapping, "Any": Any}
     taken = kinds(eval(arguments(DataLoader)[field.name].annotation, names))  # noqa: S307 - our own source
-
     if field.name in STRUCTS:
         of_knobs = {"bad_rows": {"raise", "skip", "quarantine"}, "telemetry": {str, os.PathLike[str]}}
         short_forms = of_knobs.get(field.name, set())
@@ -105,7 +103,6 @@ TAKEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("given", "fields"), TAKEN.values(), ids=TAKEN)
 def test_knobs_are_taken_as(given, fields):
     found = LoaderConfig.of(given)
-
     assert found == LoaderConfig(**fields)
     assert (type(found.seed), type(found.ranks.rank)) == (int, int)
 
@@ -139,7 +136,6 @@ def test_a_knob_that_there_is_not_is_refused_with_its_place_or_name(name, messag
 def test_a_struct_may_be_written_as_a_dict(struct):
     knob = next(knob for knob, kind in STRUCTS.items() if isinstance(struct, kind))
     given = {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
-
     assert getattr(LoaderConfig.of({knob: given}), knob) == getattr(LoaderConfig.of({knob: struct}), knob) == struct
 
 
@@ -165,7 +161,6 @@ def test_a_wrong_value_in_a_struct_is_refused_and_named_with_its_struct(kind):
     for setting, value in ((setting, value) for setting, values in WRONG[kind].items() for value in values):
         with pytest.raises(ConfigError) as caught:
             kind(**{setting: value})
-
         assert str(caught.value).startswith(f"{kind.__name__}: {setting}={value!r}")
         assert refusal(**{knob: {setting: value}}) == str(caught.value)
 
@@ -202,7 +197,6 @@ def test_a_wrong_value_is_refused_and_its_knob_named(name):
 @pytest.mark.parametrize("value", [float("inf"), 1e300, 10**400, np.float64("inf")])
 def test_no_timeout_is_too_long(value):
     seconds = LoaderConfig.of({"timeout_s": value}).timeout_s
-
     assert seconds is not None
     assert 10**9 < seconds < threading.TIMEOUT_MAX
 
@@ -240,7 +234,6 @@ def test_what_cannot_work_is_refused_and_named(make, why):
 
 def test_the_description_names_what_decides_the_schedule_and_leaves_have_dotted_names():
     mix = Mix({"a": Part("a.jsonl", weight=3), "m": Part(Mix({"x": "x.jsonl"}, quota=5))}, stages={10: {"a": 1}})
-
     assert mix.node({}).description() == {
         "by": "rows", "quota": 1000, "a.weight": 3, "m.weight": 1, "a.weight from 10 on": 1, "m.weight from 10 on": 0,
         "a.when_done": ["repeat", None], "m.when_done": ["repeat", None], "m.by": "rows", "m.quota": 5, "m.x.weight": 1,
@@ -248,10 +241,8 @@ def test_the_description_names_what_decides_the_schedule_and_leaves_have_dotted_
     }  # fmt: skip
     assert part_seed(42, "math") == 44107359106453524
     assert len({part_seed(seed, name) for seed in (1, 2) for name in ("a", "b")}) == 4
-
     mix = Mix({"z": "z.jsonl", "m": Mix({"y": "y.jsonl", "b": "b.jsonl"}), "a": "a.jsonl"}, temperature=1)
     node = mix.node({"a": 100, "m.b": 150, "m.y": 50, "z": 100})
-
     assert [leaf.name for leaf in mix.leaves()] == ["a", "m.b", "m.y", "z"]
     assert [(leaf.number, leaf.name) for leaf in node.leaves()] == [*enumerate(["a", "m.b", "m.y", "z"])]
     assert node.stages == ((0, (1, 2, 1)),)
@@ -304,7 +295,6 @@ def test_yaml_is_read_where_it_is_installed_and_another_kind_of_file_is_refused(
     pytest.importorskip("yaml")
     for name in ("mix.yaml", "mix.txt"):
         (tmp_path / name).write_text("quota: 10\nstages: {0: parts, 50: {a: 1}}\nparts: {a: a.jsonl, b: b.jsonl}\n")
-
     mix = mix_of_file(tmp_path / "mix.yaml")
     assert (mix.quota, mix.stages, list(mix.parts)) == (10, {0: None, 50: {"a": 1}}, ["a", "b"])
     with pytest.raises(ConfigError, match=r"^AD470 a mixture is a file that ends in .toml, .yaml or .json"):
@@ -328,10 +318,8 @@ def test_yaml_is_read_where_it_is_installed_and_another_kind_of_file_is_refused(
 )
 def test_what_cannot_work_is_named_with_the_file(tmp_path, text, why):
     (tmp_path / "bad.toml").write_text(text)
-
     with pytest.raises(ConfigError, match=f"AD470 .*{why}") as refused:
         mix_of_file(tmp_path / "bad.toml")
-
     assert "bad.toml" in str(refused.value)
 
 
@@ -431,5 +419,4 @@ def test_what_it_may_do_follows_from_the_settings_and_the_machine(monkeypatch, s
     change(monkeypatch, cpus_of_a_loader=lambda: 12)
     change(monkeypatch, free_memory_of_a_loader=lambda: 1000 * MIB)
     limits = limits_of(LoaderConfig.of(settings))
-
     assert {name: getattr(limits, name) for name in wanted} == wanted

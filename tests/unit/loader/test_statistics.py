@@ -54,7 +54,6 @@ def test_flat_statistics_are_numbers_with_names_for_prometheus():
     dropped, noted = {"bad row AD101": 2, "too-long": 1}, {"question_lost": 2, "other": 1}
     now = statistics(samples_total=7, dropped_total=dropped, noted_total=noted, workers=[IDLE, BUSY, BUSY])
     flat = now.to_dict()
-
     assert all(name.startswith("asyncdata_") and name.replace("_", "").isalnum() for name in flat)
     assert all(isinstance(value, int | float) for value in flat.values())
     assert {name: value for name, value in flat.items() if value} == {
@@ -69,9 +68,7 @@ def test_flat_statistics_are_numbers_with_names_for_prometheus():
 def test_every_number_is_in_the_text_and_the_parser_of_prometheus_reads_it():
     parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus-client")
     now = distinct()
-
     families = {family.name: family for family in parser.text_string_to_metric_families(now.to_prometheus())}
-
     samples = [sample for family in families.values() for sample in family.samples]
     found = {(sample.name, tuple(sample.labels.items())): sample.value for sample in samples}
     measured = {(f"asyncdata_{one.field}", (one.label,) if one.label else ()): one.value for one in measurements(now)}
@@ -87,7 +84,6 @@ def test_every_number_is_in_the_text_and_the_parser_of_prometheus_reads_it():
 
 def test_every_field_is_measured_and_explained_and_labels_of_the_caller_are_on_every_number():
     now = distinct(excluded_rows={"a": 1}, unpacked_samples_total={"a": 1})
-
     fields = set(Statistics.__struct_fields__) - {"by_source"} | set(part_of(1).to_dict("source"))
     lines = now.to_prometheus({"rank": "3", "run": 'a"b'}).splitlines()
     helps = [line for line in lines if line.startswith("# HELP")]
@@ -157,10 +153,8 @@ def test_the_program_of_the_page_logs_a_number_for_each_statistic(name, tmp_path
     vars(package)["log"] = lambda values, **_: logged.append(values)
     vars(package)["init"] = lambda project: SimpleNamespace(log=vars(package)["log"])
     monkeypatch.setitem(sys.modules, name, package)
-
     with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, batch_size=5) as loader:
         exec(found[1], {"loader": loader, "train": lambda batch: len(batch) / 2})  # noqa: S102
-
     assert [(values["loss"], values["data/samples"]) for values in logged] == [(2.5, 5), (2.5, 10)]
     assert [key for key, value in logged[-1].items() if not isinstance(value, int | float | None)] == []
     assert len(found[1].splitlines()) <= MAX_LINES
@@ -180,7 +174,6 @@ def folder(tmp_path: Path) -> Path:
 def test_a_loader_names_its_source_and_its_position(folder):
     with DataLoader(f"{folder}/*.jsonl", tokenize_fn=tokens, num_workers=0, buffer_size=8) as loader:
         loader.get_next_batch(3)
-
         assert re.fullmatch(
             rf"<DataLoader source: {re.escape(str(folder))}/a<b>.jsonl and 1 more files, size: 0.0 MB, "
             r"position: 0:0:3, "
@@ -192,7 +185,6 @@ def test_a_loader_names_its_source_and_its_position(folder):
         if pid == 0:
             os._exit(0 if "the process that forked this one" in repr(loader) else 1)
         assert os.waitpid(pid, 0)[1] == 0
-
     assert repr(loader).endswith("closed: the loader was closed at the end of its `with`>")
 
 
@@ -204,7 +196,6 @@ def test_a_notebook_shows_a_table_and_no_markup_of_a_name_nor_what_gives_access_
     with DataLoader(str(folder / name), tokenize_fn=tokens, num_workers=0) as loader:
         table = loader._repr_html_()
         assert "5EC3E7" not in repr(loader)
-
     assert "<caption>DataLoader</caption>" in table
     assert shown in table
     assert hidden not in table
@@ -212,10 +203,8 @@ def test_a_notebook_shows_a_table_and_no_markup_of_a_name_nor_what_gives_access_
 
 def test_a_loader_whose_constructor_failed_can_be_printed(folder):
     loader = DataLoader.__new__(DataLoader)
-
     with pytest.raises(ConfigError):
         loader.__init__(str(folder / "c.jsonl"), tokenize_fn=tokens, num_workers=-1)
-
     assert repr(loader) == "<DataLoader closed: the loader's constructor failed>"
 
 
@@ -238,8 +227,9 @@ def test_a_loader_whose_constructor_failed_can_be_printed(folder):
     ],
 )
 def test_the_stage_that_starves_is_named(now, settings, expected):
-    message, facts = explain_timeout(2.0, 5, now, None, lacking(now, **{"is_started": True, **settings}))[:2]
-
+    message, facts = explain_timeout(
+        2.0, 5, now, None, lacking(now, **{"is_started": True, "is_indexing": False, **settings})
+    )[:2]
     assert re.match(expected, facts["stage"])
     assert "oldest row" not in message
     assert "try: a longer timeout_s" in message or "is_indexing" not in settings
@@ -301,7 +291,6 @@ def test_a_display_that_fails_is_a_warning_and_the_wait_lasts(caplog, monkeypatc
     with progress.waiting(lambda: "the row index"):
         assert shown.next() == "the row index"
     progress.close()
-
     assert [record.event for record in caplog.records] == ["progress.failed"]
 
 
@@ -314,15 +303,11 @@ def show(display: wait_progress.Display, *waited_s: float) -> None:
 def test_without_rich_there_are_lines_and_events_come_each_time_the_wait_has_doubled(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-
     for way in ("bar", "lines"):
         show(wait_progress._display(way), 2.0, 3.0)  # noqa: SLF001
-
     assert sys.stderr.getvalue() == 2 * "asyncdata: the row index (2 s)\n"
-
     caplog.set_level(logging.INFO)
     show(wait_progress._display("log"), 2.0, 3.0, 4.0, 5.0, 8.0, 15.9, 16.0)  # noqa: SLF001
-
     assert [record.fields["waited_s"] for record in caplog.records] == [2.0, 4.0, 8.0, 16.0]
 
 
@@ -336,12 +321,10 @@ def test_with_rich_there_is_a_bar_that_disappears_and_leaves_what_the_program_pr
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", Terminal())
-
     display = wait_progress._display("bar")  # noqa: SLF001
     display.show("[the] row index", 2.0)
     print("a result")  # noqa: T201 - another thread does, while a call waits
     display.end()
-
     assert "asyncdata: [the] row index" in sys.stderr.getvalue()
     assert sys.stderr.getvalue().endswith("\x1b[2K")
     assert sys.stdout.getvalue() == "a result\n"
@@ -358,7 +341,6 @@ def test_a_notebook_whose_packages_are_not_there_breaks_nothing(monkeypatch):
     monkeypatch.setenv("JPY_PARENT_PID", "1")
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     assert way_of("auto", 0) != "bar"  # a module that is only half imported
-
     monkeypatch.setattr(ipython, "get_ipython", lambda: shell, raising=False)
     monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)  # by this rich knows a notebook
     assert way_of("auto", 0) == "bar"
@@ -380,7 +362,6 @@ def test_a_bar_is_shown_on_the_first_rank_in_a_terminal_and_events_where_someone
 ):
     caplog.set_level(logging.INFO if is_logged else logging.WARNING)
     monkeypatch.setattr(sys, "stderr", Terminal() if is_terminal else io.StringIO())
-
     assert way_of(progress, rank) == way
 
 
@@ -398,5 +379,4 @@ def test_the_oldest_of_several_waits_is_shown_on_one_display_and_it_ends_with_th
         newer.__exit__(None, None, None)
         assert shown.next(unlike=second) == "end"
     progress.close()
-
     assert displays == ["bar", "bar"]

@@ -73,7 +73,6 @@ def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(b
         others = rows.copy()
         others[num_written:] += 1
         assert index.adopt(others) == is_all
-
     numbers = np.arange(expected.num_rows)
     for mine, whole in zip(index.places(numbers)[:4], expected.places(numbers)[:4], strict=True):
         assert mine.tolist() == whole.tolist()
@@ -186,14 +185,12 @@ def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_pat
     folder = tmp_path_factory.mktemp("index")
     sizes = {number: make(str(folder), number, rows=rows, used_s=1000 - age) for number, age in enumerate(ages)}
     max_bytes = round(share * sum(sizes.values()))
-
     left, expected = sum(sizes.values()), set(sizes)
     for number in sorted(sizes, key=lambda number: 1000 - ages[number]):
         if left > max_bytes and number != keep:
             left -= sizes[number]
             expected.remove(number)
     removed = make_room(str(folder), max_bytes, identity(keep))
-
     assert names(folder) == {identity(number) for number in expected}
     assert sum(index.num_bytes for index in removed) == sum(sizes.values()) - left
 
@@ -222,10 +219,8 @@ def test_one_that_is_in_use_stays(tmp_path, in_use):
         os.utime(writer.path, (1, 1))
     else:
         held = hold_rows(f"{tmp_path}/{identity(1)}.rows")
-
     make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == {identity(1)}
-
     writer.close() if in_use == "written" else os.close(held)
     make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == set()
@@ -250,7 +245,6 @@ def test_first_chunks_are_small_each_may_be_twice_as_large_and_one_slow_chunk_do
     assert pacer.num_rows == 32
     for row_s in [*[0.0005] * 10, 0.001]:
         pacer.learn(100, 100 * row_s)
-
     assert pacer.num_rows == int(0.05 / (0.8 * 0.0005 + 0.2 * 0.001))
 
 
@@ -266,7 +260,6 @@ def test_a_chunk_grows_or_shrinks_to_fifty_milliseconds_of_work(row_s, num_rows)
 def test_every_worker_can_have_two_chunks_of_the_channel_also_of_another_size(capacity, num_workers, num_rows):
     pacer = ChunkPacer(capacity, num_workers)
     assert learn(pacer, 0.0, 12)[-1] == num_rows
-
     pacer.resize(capacity, 4 * num_workers)
     assert pacer.num_rows == max(1, min(capacity // (8 * num_workers), 1024))
     pacer.resize(4 * capacity, num_workers)

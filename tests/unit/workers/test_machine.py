@@ -75,14 +75,12 @@ def machine(tmp_path, monkeypatch):
 def test_what_may_be_used_is_the_least_of_all_limits(machine, own, groups, num_cpus, num_bytes):
     files = {f"sys/fs/cgroup/{name}": text for name, text in groups.items()}
     root = machine(files if own is None else {"proc/self/cgroup": own, **files})
-
     assert (parts.num_usable_cpus(root), parts.available_memory(root)) == (num_cpus, num_bytes)
 
 
 def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(machine):
     text = "5581-7ffd ---p 00000000 00:00 0      [rollup]\nRss:     9000 kB\nPss:     4000 kB\nPss_Anon: 1 kB\n"
     root = machine({"proc/42/smaps_rollup": text, "proc/42/statm": "9000 300 20 1 0 50 0\n"})
-
     assert [parts.process_memory(pid, root) for pid in (42, 43)] == [4000 * 1024, 0]
     assert [parts.resident_memory(pid, root) for pid in (42, 43)] == [300 * os.sysconf("SC_PAGE_SIZE"), 0]
 
@@ -93,10 +91,8 @@ def test_only_cpus_in_the_affinity_mask_count_and_this_machine_can_be_measured(m
     assert parts.resident_memory(os.getpid()) > 1_000_000
     if Path("/proc/self/smaps_rollup").exists():
         assert parts.process_memory(os.getpid()) > 1_000_000
-
     root = machine({})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
-
     assert parts.num_usable_cpus(root) == 2
 
 
@@ -128,7 +124,6 @@ def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
 
     change(monkeypatch, beat_s=0.001)
     change(monkeypatch, permute=permute_slowly)
-
     assert make(progress=progress)(parts.Permute(3, 0)) == parts.Permuted(b"")
     assert beats[:3] == [-2, -1, -2], "no row in particular"
 

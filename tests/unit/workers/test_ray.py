@@ -110,12 +110,9 @@ def test_what_travels_is_the_same_and_files_have_digests_if_the_source_has_none(
     """What is decoded is equal to what was encoded, but not the same objects, and a digest must not depend on that."""
     function = PromptTokenizeFn(str(small_tokenizer), prompt_key="input", max_length=100)
     sent = parts.terms_of(Client(None, jsonl_file([{"input": "x"}]), function).job)
-
     parts.check_function(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=parts.Terms))
-
     files = JsonlSource(str(jsonl_file([{"id": 5}], "other.jsonl"))).open(64).files
     job = with_(terms.job, files=[with_(file, digest="") for file in files])
-
     assert all(file.digest for file in parts.terms_of(job).job.files)
 
 
@@ -131,7 +128,6 @@ def test_a_file_that_differs_is_named_with_the_node_and_the_way_out(terms, chang
     path = terms.job.files[0].path
     change(path)
     ((number, reason),) = parts.NodeFiles(terms.job.files, "trainer").prove(range(9))
-
     assert number == 0
     assert reason.startswith(f"AD492 node {parts.node_name()} does not see the same data: {path} {why}")
     assert "copy it to the same path on every node" in reason

@@ -23,9 +23,7 @@ def scored(row, *scores, epoch=0, first=0):
 def test_a_row_takes_34_bytes_and_its_id_is_its_file_and_its_offset():
     memory = OutcomeMemory()
     memory.report([scored(row, 0.5) for row in range(20_000)], 1)
-
     assert sum(array.nbytes for array in memory.rows.arrays()) == 34 * len(memory.rows)
-
     assert row_ids([0, 1], [5, (1 << 44) - 1]).tolist() == [5, (1 << 45) - 1]
     for files, offsets in (([1 << 20], [0]), ([0], [1 << 44])):
         with pytest.raises(ConfigError, match="AD480"):
@@ -37,7 +35,6 @@ def test_what_is_no_memory_and_rows_out_of_order_are_refused():
     memory.report([scored(1, 1.0), scored(2, 1.0)], 1)
     ids, rows = memory.rows.arrays()
     memory.rows = RowTable(ids[::-1].copy(), rows)
-
     for saved, reason in (
         (b"\x94\xc4\x01a\xc4\x00\x80\x80", "cannot be read"),
         (b"\xc1", "cannot be read"),
@@ -53,7 +50,6 @@ def test_another_policy_has_of_a_memory_the_epochs_that_both_remember(before, af
     for epoch, score in enumerate([1.0, 0.75, 0.5, 0.25] if before > 1 else [0.5, 0.25]):
         memory.report([scored(1, score, epoch=epoch)], 1)
     found.restore(memory.saved())
-
     earlier = [mean for (mean,) in found.rows.table().earlier]
     assert [None if np.isnan(mean) else mean for mean in earlier] == wanted
     assert found.rows.table().last_mean.tolist() == [0.25]
@@ -147,7 +143,6 @@ def test_a_mean_of_decimals_is_compared_as_decimals_are(scores, num_equal, limit
     pairs = [(attempt, float(score)) for attempt, score in enumerate(scores)]
     for reported in [pairs] if at_once else [[pair] for pair in pairs]:
         memory.report([RowReport(1, 0, reported)], len(pairs))
-
     table = memory.rows.table()
     for at in (limit, scores[0], Fraction(sum(scores)) / len(scores)):
         mean = Fraction(sum(scores)) / len(scores)
@@ -192,7 +187,6 @@ def test_a_row_is_left_out_that_was_on_one_side_of_the_limits_in_each_of_the_las
     rows = table(*((3, 1.0, loss, 2) for loss in (0.1, 0.1, 0.1, 4.0, 4.0, 0.1)))
     earlier = np.array([[0.1, 0.1], [0.1, 2.0], [0.1, nan], [5.0, 4.0], [5.0, 0.1], [4.0, 5.0]])
     outcomes = rows._replace(earlier=tuple(earlier.T))
-
     found = {epochs: left_out(PassRate(0.2, 4.0, epochs=epochs), outcomes, 3) for epochs in (1, 2, 3)}
     assert found == {1: [0, 1, 2, 3, 4, 5], 2: [0, 1, 2, 3, 4], 3: [0, 3]}
     low, high = PassRate(0.2, 4.0, epochs=3).sides(outcomes, 3)

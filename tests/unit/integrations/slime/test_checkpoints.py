@@ -57,7 +57,6 @@ def test_what_is_loaded_and_saved_again_is_the_same_and_can_be_looked_at_like_an
         source.save(3)
         source.load(3)
         source.save(4)
-
     one, other = (snapshots.load(checkpoint_at(given["save"], number)) for number in (3, 4))
     assert snapshots.to_state_dict(one) | {"canaries": []} == snapshots.to_state_dict(other) | {"canaries": []}
     found = describe_file(checkpoint_at(given["save"], 3))
@@ -74,7 +73,6 @@ def test_the_last_files_of_a_rollout_are_kept_and_are_their_owners_alone(prompts
                 source.save(0)
     finally:
         os.umask(before)
-
     folder = checkpoint_at(given["save"], 0).parent
     ends = ("asyncdata", "asyncdata.1", "asyncdata.2", "pt")
     assert sorted(path.name for path in folder.iterdir()) == [f"global_dataset_state_dict_0.{end}" for end in ends]

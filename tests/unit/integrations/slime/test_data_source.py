@@ -133,7 +133,6 @@ def test_what_fails_in_the_stream_leaves_everything_as_it_was(tmp_path):
         for _ in range(2):
             with pytest.raises(errors.BadRowError, match="AD110"):
                 source.get_samples(5)
-
             assert source.buffer == back
             assert (source.sample_offset, source.sample_index) == (2, 2)
         assert labels(source.get_samples(4)) == ["0", "1", "2", "3"]
@@ -187,7 +186,6 @@ def test_another_dataset_may_be_put_in_the_place_of_ours(prompts):
     with source_of(prompts, n_samples_per_prompt=2) as source:
         source.get_samples(1)
         source.dataset = InMemory(3)
-
         assert len(source) == 3
         assert numbers(source.get_samples(1)) == [(1, [2, 3])]
         source.dataset = source.dataset

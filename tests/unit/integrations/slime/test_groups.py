@@ -261,7 +261,6 @@ def test_nothing_is_removed_while_a_checkpoint_cannot_be_read(prompts, given):
         source.get_samples(1)
         with capture_logs() as events:
             source.save(1)
-
     assert len(files_of(given)) == 1
     (event,) = [event for event in events if event["event"] == "checkpoint.groups_not_removed"]
     assert "_0.asyncdata may name some, and cannot be read: it is not a snapshot" in event["reason"]
@@ -277,7 +276,6 @@ def test_what_a_killed_process_left_half_written_is_removed_an_hour_later(prompt
         new.touch()
         os.utime(old, (0, 0))
         source.save(1)
-
     assert (old.exists(), new.exists()) == (False, True)
 
 
@@ -303,7 +301,6 @@ def test_a_file_that_is_missing_or_damaged_is_named_and_nothing_is_restored(prom
         harm(one, other)
         with pytest.raises(SnapshotError, match=rf"AD602 .*/asyncdata_groups/{one.name}: ({reason})") as caught:
             source.load(0)
-
         assert "load an older checkpoint" in str(caught.value)
         assert source.buffer == groups
 

@@ -150,7 +150,6 @@ def test_samples_of_which_no_row_is_known_or_that_come_from_another_process_keep
         source.add_samples([[sent], [made], [copied]])
         source.save(0)
         source.load(0)
-
         assert labels(source.buffer) == ["0", "own", "copied"]
         found = [named(group[0].multimodal_inputs["images"]) for group in source.buffer]
         assert found == [["<a.png>", "<b.png>", [0, 1, 2]], [[0, 1]], [[0, 1, 2]]]
@@ -303,7 +302,6 @@ def test_a_row_whose_media_fail_when_the_caller_makes_them_comes_again(rows):
     with source_of(rows, n_samples_per_prompt=2, broken=broken, rollout_shuffle=False, **media) as source:
         with pytest.raises(RuntimeError, match="no such picture"):
             source.get_samples(1)
-
         source.args.broken.clear()
         (group,) = source.get_samples(1)
     assert numbers([group]) == [(0, [0, 1])]

@@ -52,7 +52,6 @@ def test_the_driver_may_tell_the_rollout_and_without_a_number_the_last_one_is_sa
         source.save(None)
         source.load(None)
         (again,) = source.buffer
-
     assert (again[0].group_index, again[0].response) == (1, ""), "as it was served"
 
 
@@ -150,7 +149,6 @@ def test_the_data_buffer_is_miles_own_class_with_ours_before_it(monkeypatch):
         patch.setitem(sys.modules, "miles", None)
         with pytest.raises(ConfigError, match="AsyncDataBuffer needs miles"):
             slime.AsyncDataBuffer  # noqa: B018 - the access is what is tested
-
     name = "miles.rollout.fully_async_data_buffer"
     with stand_ins({"miles": {}, "miles.rollout": {}, name: {"DefaultDataBuffer": Plain}}):
         assert slime.AsyncDataBuffer.__mro__[1:3] == (TrackingBuffer, Plain)
@@ -224,7 +222,6 @@ def test_samples_are_slimes_own_one_for_each_prompt_and_media_become_multimodal_
 
     with adapter_of(prompts, rollout_shuffle=False, n_samples_per_prompt=8) as adapter:
         assert adapter.get_next_batch(2) == [sample(0), sample(1)]
-
     path = jsonl_file([{"input": "see <image>", "image": ["a.png"], "metadata": {"row": 0}}])
     given = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": "tests.support.slime_source.process_media"}
     with adapter_of(path, label_key=None, **given) as adapter:
@@ -247,7 +244,6 @@ def test_it_continues_from_its_state_or_from_counts_also_over_renamed_rows(promp
         adapter.get_next_batch(5)
         adapter.load_checkpoint_state(state)
         assert place(adapter) == (state["epoch_id"], state["consumed_count"], taken)
-
         assert rows(adapter.get_next_batch(17)) == expected
 
 
@@ -264,7 +260,6 @@ def test_a_slow_row_is_an_error_and_not_a_short_batch(prompts, monkeypatch):
     with adapter_of(prompts, asyncdata_timeout_s=0.05, rollout_shuffle=False) as adapter:
         with pytest.raises(PrefetchTimeoutError, match="AD510"):
             adapter.get_next_batch(3)
-
         assert place(adapter) == (0, 0, 0)
         gate.opened.set()
         found: list[Any] = []

@@ -287,7 +287,6 @@ def test_media_of_placeholders_are_inputs_in_their_order_and_tokens_are_of_text_
     media = {"pictures": ["a.png", rich], "clips": [frames], "sounds": ["s.wav"]}
     (sample,) = read({"input": "<image>left <video><image>right <audio>", **media}, **MEDIA)
     assert sample.multimodal_inputs == {"images": ["a.png", rich], "videos": [frames], "audios": ["s.wav"]}
-
     encode = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json")).encode
     given = with_template(small_tokenizer, PARTS, asyncdata_pretokenize=True, **MEDIA)
     seen, text = read({"input": "<image>?", "pictures": ["a"]}, {"input": "what?"}, **given)
@@ -305,10 +304,8 @@ def test_media_in_the_messages_are_inputs_of_a_model_that_takes_images(read, sma
     row = {"input": [{"role": "user", "content": parts}, {"role": "user", "content": []}]}
     given = {"hf_checkpoint": str(tmp_path / "model"), "asyncdata_processor": MEDIA["asyncdata_processor"]}
     seen = {"images": [parts[0]]}
-
     (plain,) = read(row, **given)
     (put_in,) = read(row, **given, multimodal_keys={"image": "pictures"})
-
     assert (plain.prompt, plain.multimodal_inputs) == (row["input"], seen if takes_images else None)
     assert (put_in.prompt, put_in.multimodal_inputs) == (row["input"], seen)
     (rendered,) = read(row, **given | with_template(tmp_path / "model", "{{ messages | length }}"))
@@ -360,7 +357,5 @@ def test_a_worker_and_a_driver_load_no_heavy_library(small_tokenizer):
         "print(*{'torch', 'transformers', 'ray', 'slime', 'miles'} & {*sys.modules})"
     )
     root = str(Path(__file__).parents[4])
-
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
-
     assert done.stdout.split() == [], done.stdout

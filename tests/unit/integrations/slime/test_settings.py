@@ -66,7 +66,6 @@ def test_the_order_is_slimes_own_unless_asked_and_import_paths_are_written_slime
     assert shuffle(rollout_shuffle=True, use_hf_datasets=True, asyncdata_order="legacy").method == "slime"
     assert shuffle(rollout_shuffle=True, rollout_max_prompt_len=9, hf_checkpoint="m").only_kept
     assert shuffle(prompt_data="p@[1:]", rollout_shuffle=True, asyncdata_order="stream") == RowShuffle(first=1)
-
     assert import_by_path("os.path.join") is import_by_path("os.path:join")
     for path in ("nothing.at_all", "os.path.nothing", "join", "os.path:nothing"):
         with pytest.raises(ConfigError, match="AD420"):

@@ -83,7 +83,6 @@ async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows)
         executor.slots.release(window.slot)
         assert ids_of(await client.answer(innocent)) == list(range(13))
         assert ids_of(await client.answer(asked[0])) == [0, 1, 2, 3, 4]
-
     assert [type(reply) for reply in told] == [parts.Crashed]
     assert freed == [told]
 
@@ -115,13 +114,10 @@ async def test_slow_rows_are_not_hung_and_a_stopped_fork_server_does_not_prevent
     path = rows(8, dict.fromkeys(range(8), {"sleep_s": 0.8}))
     async with pool(path, tells_who, row_timeout_s=5.0) as (executor, client, window):
         assert ids_of(await client.tokenized(window)) == list(range(8))
-
     assert executor.statistics().num_restarts == 0
-
     async with pool(rows(20), row_id, 2):
         stopped = fork_server()
         stopped.suspend()
-
     assert not stopped.is_running()
 
 
@@ -138,7 +134,6 @@ async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeyp
             await until(lambda: len(pids(executor)) == 2 and not set(pids(executor)) & set(workers))
             assert ids_of(await client.tokenized(window)) == list(range(20))
             assert not stopped.is_running()
-
     (event,) = events_of(events, "forkserver.lost")
     assert (event["reason"], event["how"]) == ("no answer in 0.3 s; it was killed", "SIGKILL")
 
@@ -153,7 +148,6 @@ async def test_the_tokenize_function_is_opened_once_for_all_workers_including_la
         await all_ready(executor)
         assert ids_of(await client.tokenized(window)) == [0, 1, 2, 3, 4]
         assert {psutil.Process(pid).ppid() for pid in pids(executor)} == {fork_server().pid}
-
     assert len(list(tmp_path.glob("start *"))) == 1
 
 
@@ -163,7 +157,6 @@ async def test_every_forked_worker_has_its_own_random_numbers(rows):
     async with pool(path, Opening("dice"), 2) as (_, client, window):
         asked = [client.ask(window.request(row, row + 1)) for row in range(40)]
         found = [value_of(reply, "extra") for reply in await client.answers(asked)]
-
     first_of_each = {one["pid"]: (one["python"], one["numpy"]) for one in reversed(found)}
     assert len(first_of_each) == 2
     for rolls in zip(*first_of_each.values(), strict=True):
@@ -174,16 +167,13 @@ async def test_output_before_a_fork_is_printed_once_and_that_of_a_worker_goes_to
     with structlog.testing.capture_logs() as events:
         async with pool(rows(1), Opening("prints without a newline"), 2):
             await until(lambda: "half a line" in said(events))
-
     assert said(events).count("half a line") == 2, "once from Python and once from C"
     assert {event["worker"] for event in events_of(events, "worker.output")} == {"forkserver"}
-
     with structlog.testing.capture_logs() as events:
         async with pool(rows(1), worker_fns.talks) as (executor, client, window):
             await client.tokenized(window)
             (pid,) = pids(executor)
             await until(lambda: "hello from row 0" in said(events))
-
     assert "a warning" in said(events)
     first = events_of(events, "worker.output")[0]
     assert (first["worker"], first["pid"], first["log_level"]) == (0, pid, "info")
@@ -206,7 +196,6 @@ async def test_a_function_with_threads_or_open_files_is_opened_by_every_worker_i
             await until(lambda: executor.statistics().num_restarts == 1)
             await all_ready(executor)
             assert ids_of(await client.tokenized(window)) == list(range(200))
-
     (event,) = events_of(events, "workers.not_shared")
     assert event["reason"].startswith(reason)
     assert len(list(tmp_path.glob("start *"))) == 3
@@ -252,7 +241,6 @@ async def test_a_reply_that_does_not_match_its_request_ends_the_run(rows, reques
             asked = client.ask(window.request(1, 2))
             assert asked == 1, "the second, so that its id is 2"
             await anyio.sleep_forever()
-
     (error,) = caught.value.exceptions
     assert isinstance(error, WorkerError)
     assert str(error) == reason
@@ -314,7 +302,6 @@ async def test_a_worker_without_a_pidfd_is_not_used(rows, monkeypatch, error, me
     refuse_pidfds(monkeypatch, error)
     change(monkeypatch, patience_with_starts_s=0)  # otherwise kills from outside are tolerated for that long
     client = Client(process_pool(1), rows(1), row_id)
-
     assert (await failure_to_run(client)).startswith(message)
 
 
@@ -326,10 +313,8 @@ async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is
             executor.set_num_workers(2)
             await until(lambda: events_of(logs, "worker.not_started"))
             assert ids_of(await client.tokenized(window)) == list(range(60))
-
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
             await all_ready(executor)
-
     assert executor.statistics().num_restarts == 0
 
 
@@ -372,7 +357,6 @@ async def test_a_worker_has_the_modules_the_environment_and_the_parents_that_are
 async def test_much_output_does_not_block_a_worker_and_does_not_fill_the_log(rows):
     with structlog.testing.capture_logs() as events:
         assert ids_of(await tokenized(process_pool(1), rows(20), worker_fns.noisy)) == list(range(20))
-
     assert 4096 <= len(said(events)) <= 100 * 4096
 
 
@@ -391,7 +375,6 @@ def pair():
 async def test_an_impossible_length_is_refused_before_memory_is_allocated(pair):
     connection, worker = pair
     worker.sendall(parts.HEADER.pack(parts.MAX_FRAME_BYTES + 1, 7))
-
     with pytest.raises(WorkerError, match=r"announced a reply of \d+ bytes; it is out of step"):
         await connection.receive()
 
