@@ -29,18 +29,12 @@ CHECKS: dict[str, Body] = {}
 """All checks, by name. The docstring of each describes the bug."""
 
 
-def _seen_in(reports: str) -> Callable[[Body], Body]:
-    """Add a check of a bug that others had, in these loaders and reports."""
-    assert reports
-
-    def add(body: Body) -> Body:
-        CHECKS[body.__name__] = body
-        return body
-
-    return add
+def _check(body: Body) -> Body:
+    CHECKS[body.__name__] = body
+    return body
 
 
-@_seen_in("datasets #8308")
+@_check  # seen in datasets #8308
 def second_resume(lab: Lab) -> str | None:
     """The state froze at the first resume, so the second began at the start. Here a new loader takes each batch."""
     rows, knobs = lab.data(), Knobs()
@@ -57,7 +51,7 @@ def second_resume(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("torchtitan #3008, datasets")
+@_check  # seen in torchtitan #3008, datasets
 def later_epoch(lab: Lab) -> str | None:
     """A state was applied only if its epoch was that of the new loader, which is 0, and ignored silently otherwise."""
     rows, knobs = lab.data(), Knobs()
@@ -69,7 +63,7 @@ def later_epoch(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("torchtitan #3008")
+@_check  # seen in torchtitan #3008
 def between_items(lab: Lab) -> str | None:
     """A row that a suspended generator holds is lost or repeated: it is one row ahead of its consumer, or one row late.
 
@@ -78,25 +72,25 @@ def between_items(lab: Lab) -> str | None:
     return lab.resumes_everywhere(lab.data(10), Knobs(batch_size=1))
 
 
-@_seen_in("datasets #8145")
+@_check  # seen in datasets #8145
 def inside_a_transform(lab: Lab) -> str | None:
     """Rows that a batched function has processed, and that are not delivered yet, are lost: up to 1000 of them."""
     return lab.resumes_everywhere(lab.data(), Knobs(batch_size=2, transform_rows=5))
 
 
-@_seen_in("datasets #8360")
+@_check  # seen in datasets #8360
 def behind_a_filter(lab: Lab) -> str | None:
     """With a filter, the number of delivered rows is taken for the number of rows read."""
     return lab.resumes_everywhere(lab.data(30), Knobs(batch_size=2, keep_every=3))
 
 
-@_seen_in("datasets #7901, #8408")
+@_check  # seen in datasets #7901, #8408
 def shuffled(lab: Lab) -> str | None:
     """The shuffle buffer is refilled with rows after those that were read, not after those that were delivered."""
     return lab.resumes_everywhere(lab.data(), _SHUFFLED)
 
 
-@_seen_in("OpenRLHF #1322, verl #7401")
+@_check  # seen in OpenRLHF #1322, verl #7401
 def epoch_boundary(lab: Lab) -> str | None:
     """A state at the end of an epoch skips the next epoch, or repeats the one that is over.
 
@@ -114,7 +108,7 @@ def epoch_boundary(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("NeMo-RL #3599, verl, slime")
+@_check  # seen in NeMo-RL #3599, verl, slime
 def read_ahead(lab: Lab) -> str | None:
     """The state counts what was read ahead as delivered, and the rows between reader and trainer are lost."""
     lab.require("read_ahead")
@@ -123,7 +117,7 @@ def read_ahead(lab: Lab) -> str | None:
     return lab.resumes_everywhere(lab.data(), knobs, stops=slice(0, None, 3))
 
 
-@_seen_in("NeMo-RL #3599 (review)")
+@_check  # seen in NeMo-RL #3599 (review)
 def bad_rows(lab: Lab) -> str | None:
     """If bad rows are skipped, the number of delivered rows is taken for a position, and each moves it by one."""
     lab.require("bad_rows")
@@ -131,7 +125,7 @@ def bad_rows(lab: Lab) -> str | None:
     return lab.resumes_everywhere(rows, Knobs(batch_size=2, passes_bad_rows=True))
 
 
-@_seen_in("OpenRLHF #1320")
+@_check  # seen in OpenRLHF #1320
 def short_tail(lab: Lab) -> str | None:
     """If fewer rows are left than requested, they are dropped; also if a batch is larger than the whole data."""
     rows = lab.data()
@@ -148,7 +142,7 @@ def short_tail(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("torchdata's StatefulDataLoader (an assertion), datasets")
+@_check  # seen in torchdata's StatefulDataLoader (an assertion), datasets
 def other_workers(lab: Lab) -> str | None:
     """A state consists of one for each worker, and cannot be resumed, or not there, by another number of workers."""
     rows = lab.data()
@@ -165,7 +159,7 @@ def other_workers(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("datasets #8669")
+@_check  # seen in datasets #8669
 def idle_workers(lab: Lab) -> str | None:
     """With shuffled rows, all workers but one are idle, without a message: the file was one shard."""
     rows = lab.data(400)
@@ -180,7 +174,7 @@ def idle_workers(lab: Lab) -> str | None:
     return None if len(found) >= 2 else "of 2 workers over one file, 1 did all the work, epoch after epoch"
 
 
-@_seen_in("ms-swift #9902")
+@_check  # seen in ms-swift #9902
 def every_epoch_alike(lab: Lab) -> str | None:
     """Every epoch has the same order, or after a resume the next epoch has another order than without one."""
     rows = lab.data()
@@ -194,14 +188,14 @@ def every_epoch_alike(lab: Lab) -> str | None:
     return f"resumed after epoch 0: {found}" if found else None
 
 
-@_seen_in("streaming #781, #573")
+@_check  # seen in streaming #781, #573
 def after_sigkill(lab: Lab) -> str | None:
     """Something that a killed run has left, such as shared memory, stops the next run in the same folder."""
     workers = 0 if "workers" in lab.adapter.lacks else 2
     return resumes_after_a_kill(lab, lab.data(), Knobs(num_workers=workers))
 
 
-@_seen_in("open-instruct")
+@_check  # seen in open-instruct
 def exclusions(lab: Lab) -> str | None:
     """Rows that are excluded while an epoch runs shift the others at a resume in its middle.
 
@@ -249,7 +243,7 @@ def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]
     return rows
 
 
-@_seen_in("LitData #436, torchtitan")
+@_check  # seen in LitData #436, torchtitan
 def other_weights(lab: Lab) -> str | None:
     """A mixture cannot be resumed with other weights, or this loses or repeats rows of its parts.
 

@@ -95,7 +95,6 @@ def load_bytes(path, data):
 @some
 @given(snapshot=snapshots)
 def test_a_state_dict_and_its_json_give_back_the_snapshot(path, snapshot):
-    """And so does a file."""
     state = to_state_dict(snapshot)
     assert saved(path, snapshot) == from_state_dict(state) == from_state_dict(json.loads(json.dumps(state))) == snapshot
     assert to_state_dict(from_state_dict(state)) == state

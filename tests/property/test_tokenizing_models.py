@@ -40,9 +40,7 @@ OPENS_THINKING = """\
 {%- for m in messages %}{% if m.role == 'user' %}{{ '<|start|>' + m.content }}
 {%- else %}{{ '<|A|>' }}(({{ m.content.split('</think>')[-1] + '<|stop|>' }})){% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|A|><open>\\n' }}{% endif %}"""
-ENDS_WITH_A_MARK = PLAIN.replace(
-    "\n{%- if add", "{% if not add_generation_prompt %}{{ '<|over|>' }}{% endif %}\n{%- if add"
-)
+ENDS_MARKED = PLAIN.replace("\n{%- if add", "{% if not add_generation_prompt %}{{ '<|over|>' }}{% endif %}\n{%- if add")
 
 KEEPS_A_PLACE = """\
 {%- set ns = namespace(last=-1) %}
@@ -60,7 +58,7 @@ OTHERWISE_AT_THE_END = """\
 
 TEMPLATES = {
     "plain": PLAIN, "trims": TRIMS, "without header": WITHOUT_HEADER, "drops thinking": DROPS_THINKING,
-    "opens thinking": OPENS_THINKING, "ends with a mark": ENDS_WITH_A_MARK, "keeps a place for thoughts": KEEPS_A_PLACE,
+    "opens thinking": OPENS_THINKING, "ends with a mark": ENDS_MARKED, "keeps a place for thoughts": KEEPS_A_PLACE,
     "otherwise at the end": OTHERWISE_AT_THE_END,
 }  # fmt: skip
 SPECIALS = [START, STOP, "<|A|>", "<|A|><open>\n", "<|over|>"]
@@ -123,9 +121,7 @@ KINDS = {
     "number": st.just("int"),
 }
 roles = st.sampled_from(["system", "user", "user", "assistant", "assistant", "assistant", "tool", "\U00100000"])
-kinds = st.fixed_dictionaries(
-    {"content": KINDS["content"]}, optional={key: kind for key, kind in KINDS.items() if key != "content"}
-)
+kinds = st.fixed_dictionaries({"content": KINDS.pop("content")}, optional=KINDS)
 simple = st.just({"content": "text"})
 tools = st.none() | st.lists(st.fixed_dictionaries({"name": strings}, optional={"parameters": arguments}), max_size=2)
 
@@ -236,10 +232,8 @@ STRANGE = [
     *(b"{}", b"{}{}", b"[]", b"}{", b""),
 ]
 FUNCTIONS = {
-    "prompt": lambda folder: PromptTokenizeFn(folder, label_key="label", max_length=6, tokenizer_backend="hf"),
-    "chat": lambda folder: ChatTokenizeFn(
-        folder, chat_template=GENERATION, metadata_key="label", tokenizer_backend="hf"
-    ),
+    "prompt": lambda path: PromptTokenizeFn(path, label_key="label", max_length=6, tokenizer_backend="hf"),
+    "chat": lambda path: ChatTokenizeFn(path, chat_template=GENERATION, metadata_key="label", tokenizer_backend="hf"),
 }
 
 
@@ -255,9 +249,7 @@ def tokenizer(request, small_tokenizer):
 def check(tokenizer: Any, rows: list[bytes]) -> None:
     """A row beside a bad one is read by itself."""
     together = outcomes(run(tokenizer, rows))
-    assert [together[number] for number in range(len(rows))] == [
-        outcomes(run(tokenizer, [b"{", row]))[1] for row in rows
-    ]
+    assert [together[n] for n in range(len(rows))] == [outcomes(run(tokenizer, [b"{", row]))[1] for row in rows]
 
 
 @pytest.mark.parametrize("number", range(len(STRANGE)))

@@ -54,7 +54,6 @@ NEEDED = {
 
 
 def prose_of(page: Path) -> str:
-    """The page without its fenced blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -63,7 +62,6 @@ def name_of(page: Path) -> str:
 
 
 def read(name: str) -> str:
-    """A page of the reference."""
     return (DOCS / "reference" / name).read_text(encoding="utf-8")
 
 
@@ -153,9 +151,7 @@ def test_the_shell_commands_of_a_page_are_commands(page):
 def test_the_first_screen_is_one_and_begins_with_a_line_each_that_runs_the_demo_and_that_runs_the_checks():
     demo, checks, *_ = blocks_of(ROOT / "README.md")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert (
-        len((ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0].splitlines()) <= FIRST_SCREEN_LINES
-    )
+    assert len((ROOT / "README.md").read_text("utf-8").partition("\n## ")[0].splitlines()) <= FIRST_SCREEN_LINES
     assert (demo.text.count("\n"), checks.text.count("\n")) == (1, 1)
     assert demo.text.endswith(".venv/bin/asyncdata demo\n")
     assert all(tool in checks.text for tool in ("ruff check", "ruff format --check", "mypy", "pytest"))

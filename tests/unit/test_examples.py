@@ -55,7 +55,6 @@ HELPERS = {"_docstring_data", "_loss_curve", "_stub_engine", "_tiny_model", "tra
 
 
 def started(*words, cwd=ROOT, **variables):
-    """Python with these words."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, check=False)

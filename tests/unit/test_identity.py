@@ -128,7 +128,6 @@ def open_source(kind: str, folder: Path) -> Any:
 
 
 def key_of(files: Any, reader: Any) -> str:
-    """The key of the row index."""
     limits = {"max_row_bytes": files.max_row_bytes, "block_bytes": 1 << 20, "slack_bytes": 1 << 16}
     job = Job(files=files.files, tokenize=None, reader=reader, **limits)
     return index_identity(files, job, "rows", asyncdata.PromptTokenizeFn)

@@ -181,7 +181,6 @@ OURS = ["karmarkar_karp", "snake"]
 
 
 def costs(num_packs, seed=0):
-    """A few packs cost much more than the others."""
     return np.round(1000 * np.random.default_rng(seed).lognormal(0, 0.5, num_packs)).tolist()
 
 

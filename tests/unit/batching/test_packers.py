@@ -20,29 +20,15 @@ from asyncdata import HardPacking, LengthGrouping, Position, RowShuffle, SoftPac
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.order.order import RowOrder, Share
 from asyncdata.xtuner import XTunerPacking
+from tests.support import parts
 from tests.support.examples import in_ci
-from tests.support.parts import (
-    Counters,
-    OnlinePacks,
-    PackRules,
-    PackState,
-    PlannedOrder,
-    RestartPoint,
-    SinglePacking,
-    measured,
-    no_op,
-    pack_rows,
-    proxy_cost,
-)
 
 # Promises to every snapshot there is: packs are not in them, they are made again. See tests/unit/order/test_order.py.
 PACKS_DIGEST = "2b1a6752cc839623"
 PLAN_DIGESTS = {"expand_soft": "78edf2386f7844ff", "hard": "492f53b1c894c440"}
 
 soft_packings = st.builds(
-    lambda length, multiple, **settings: SoftPacking(
-        max_length=length * multiple, segment_multiple_of=multiple, **settings
-    ),
+    lambda length, multiple, **rest: SoftPacking(max_length=length * multiple, segment_multiple_of=multiple, **rest),
     st.integers(1, 12),
     st.sampled_from([1, 1, 3]),
     window_samples=st.integers(1, 12),
@@ -250,7 +236,7 @@ def test_kinds_and_costs_of_a_plan_are_those_given_or_xtuners():
     with pytest.raises(ConfigError, match="'legacy' is of all"):
         XTunerPacking(max_length=10, seed=1, kind=("hard", "legacy"))
     lengths, packing = [np.array([640, 64, 65])], XTunerPacking(max_length=1000, seed=0)
-    assert proxy_cost(np.array([64, 65, 191, 192, 320])).tolist() == [0, 1, 1, 4, 4]
+    assert parts.proxy_cost(np.array([64, 65, 191, 192, 320])).tolist() == [0, 1, 1, 4, 4]
     assert packing.plan(lengths).costs.tolist() == [26]
     assert packing.plan(lengths, [np.array([0.5, 1.0, 2.25])]).costs.tolist() == [3]
     plan = Plan(packing=SoftPacking(max_length=8), world_size=4)
@@ -264,12 +250,12 @@ windows = {"window_samples": st.integers(1, 8), "window_tokens": st.integers(1, 
 all_packings = st.one_of(
     st.builds(SoftPacking, max_length=st.just(16), overlong=st.just("drop"), **windows),
     st.builds(HardPacking, max_length=st.just(16), keep_tail=st.just(True), across_epochs=st.booleans()),
-    st.just(SinglePacking()),
+    st.just(parts.SinglePacking()),
 )
 groupings = st.none() | st.builds(LengthGrouping, window=st.integers(1, 4), method=st.sampled_from(["snake", "xtuner"]))
 rules = st.fixed_dictionaries(
     {"packing": all_packings, "grouping": groupings, "world_size": st.integers(1, 3), "batch_size": st.integers(1, 2)}
-).map(lambda fields: PackRules(**fields))
+).map(lambda fields: parts.PackRules(**fields))
 lengths = st.lists(st.integers(-1, 18), min_size=20, max_size=80)  # -1: no sample
 steps = st.lists(st.sampled_from(["push", "take", "take", "twice", "resume"]) | st.integers(1, 19), max_size=40)
 
@@ -277,7 +263,7 @@ steps = st.lists(st.sampled_from(["push", "take", "take", "twice", "resume"]) | 
 class Fake(SimpleNamespace):
     """A sample of D; it has no chunk."""
 
-    detach = no_op
+    detach = parts.no_op
     _range = None
 
 
@@ -299,20 +285,20 @@ class Run:
 
     def __init__(self, rules, samples):
         self.rules, self.samples = rules, samples
-        self.packs = OnlinePacks(rules)
-        self.progress = self.packs.begin(RestartPoint())
+        self.packs = parts.OnlinePacks(rules)
+        self.progress = self.packs.begin(parts.RestartPoint())
         self.next = 0
         self.delivered = []
 
     def tip(self):
         """After the last sample taken; counters have its number, so that a restart is seen to have the right ones."""
         place = Position(99) if self.next == len(self.samples) else self.samples[self.next].position
-        return RestartPoint(place, Counters(num_samples=self.next))
+        return parts.RestartPoint(place, parts.Counters(num_samples=self.next))
 
     def push(self, number, *, is_undone=False):
         stop = min(self.next + number, len(self.samples))
         if stop > self.next:
-            progress = self.packs.pushed(self.progress, measured(self.samples[self.next : stop]), self.tip())
+            progress = self.packs.pushed(self.progress, parts.measured(self.samples[self.next : stop]), self.tip())
             if not is_undone:  # else: an interrupt after the push, so D gives the same again
                 self.progress, self.next = progress, stop
 
@@ -328,8 +314,10 @@ class Run:
 
     def resume(self):
         state, point = self.packs.saved(self.progress), self.progress.restart_point or self.tip()
-        self.packs = OnlinePacks(self.rules)
-        self.progress = self.packs.restored(msgspec.convert(json.loads(msgspec.json.encode(state)), PackState), point)
+        self.packs = parts.OnlinePacks(self.rules)
+        self.progress = self.packs.restored(
+            msgspec.convert(json.loads(msgspec.json.encode(state)), parts.PackState), point
+        )
         self.next = sum(sample.position < point.position for sample in self.samples)
         assert point.counters.num_samples == self.next
 
@@ -348,14 +336,14 @@ class Run:
 
 def delivered_by_the_model(rules, samples):
     """All of D is packed; then all packs are ordered, window by window."""
-    parts = [samples]
+    portions = [samples]
     if not rules.across_epochs:
-        parts = [list(part) for _, part in groupby(samples, key=lambda sample: sample.position.epoch)]
+        portions = [list(part) for _, part in groupby(samples, key=lambda sample: sample.position.epoch)]
     packer, window, found = rules.packing.open(), 0, []
     left = []
-    for number, part in enumerate(parts):
+    for number, part in enumerate(portions):
         left += packer.extend([len(sample.tokens) for sample in part], part)
-        is_end = not rules.across_epochs or number == len(parts) - 1
+        is_end = not rules.across_epochs or number == len(portions) - 1
         left += packer.flush() if is_end else []
         while left:
             steps = 1 if rules.grouping is None else rules.grouping.steps_of_window(window, rules.batch_size)
@@ -396,7 +384,7 @@ def test_packs_follow_from_d_alone_whatever_comes_between(rules, sizes, steps):
     assert run.delivered == delivered_by_the_model(rules, samples)
 
 
-OF_TWO = PackRules(packing=SoftPacking(max_length=4, overlong="error", window_samples=2, window_tokens=1))
+OF_TWO = parts.PackRules(packing=SoftPacking(max_length=4, overlong="error", window_samples=2, window_tokens=1))
 
 
 @pytest.mark.parametrize(("length", "message"), [(-1, "waited to be packed"), (4, "has 4 tokens now, not 3 as then")])
@@ -405,13 +393,13 @@ def test_a_sample_that_waited_and_does_not_come_again_as_it_was_is_an_error(leng
     run.push(3)
     point = run.progress.restart_point
     assert point is not None
-    packs = OnlinePacks(OF_TWO)
+    packs = parts.OnlinePacks(OF_TWO)
     progress = packs.restored(run.packs.saved(run.progress), point)
     with pytest.raises(SnapshotError, match=f"AD604 the sample at 0:0:2 .*{message}.* another build of asyncdata$"):
-        packs.pushed(progress, measured(stream([2, 2, length, 3, 1])), point)
+        packs.pushed(progress, parts.measured(stream([2, 2, length, 3, 1])), point)
 
 
-Plan = partial(PackRules, is_planned=True)
+Plan = partial(parts.PackRules, is_planned=True)
 XTUNER = XTunerPacking(max_length=8, seed=0)
 
 # What snapshots say of a plan, for ever.
@@ -423,9 +411,8 @@ DESCRIPTION = {
 
 
 def packs_of(packing, *lengths):
-    """The packs of rows of two data sets."""
     half, rows = len(lengths) // 2, np.arange(len(lengths))
-    return pack_rows(packing, np.array(lengths, np.int32), np.array([half, len(lengths) - half], np.int64), rows)
+    return parts.pack_rows(packing, np.array(lengths, np.int32), np.array([half, len(lengths) - half], np.int64), rows)
 
 
 numbers_of_ranks = st.fixed_dictionaries(
@@ -480,7 +467,9 @@ def test_a_snapshot_must_agree_with_packing_and_grouping_and_not_with_ranks_and_
     ranks = {"world_size": 4, "batch_size": 2, "accumulation": 8, "round_up": False}
     others = [{}, ranks, {"packing": XTunerPacking(max_length=8, seed=1)}, {"grouping": None}]
     plans = [msgspec.structs.replace(plan, **other) for other in others]
-    first, other_ranks, other_packs, ungrouped = [PlannedOrder(one, RowShuffle(), 3).description() for one in plans]
+    first, other_ranks, other_packs, ungrouped = [
+        parts.PlannedOrder(one, RowShuffle(), 3).description() for one in plans
+    ]
     assert first == {**RowOrder(RowShuffle(), 3).description(), **DESCRIPTION}
     assert first == other_ranks == msgspec.json.decode(msgspec.json.encode(first))
     assert first != other_packs
@@ -496,7 +485,7 @@ ACROSS = {"max_length": 8, "across_epochs": True}
         (lambda: Plan(packing=SoftPacking(**ACROSS)), "AD453 .*SoftPacking\\(across_epochs=False"),
         (lambda: Plan(packing=HardPacking(**ACROSS)), "AD453 .*HardPacking\\(across_epochs=False"),
         (lambda: Plan(packing="soft"), "AD453 packs of str cannot be planned, only those of XTunerPacking, Preset"),
-        (lambda: Plan(packing=SinglePacking(), world_size=0), "world_size=0"),
+        (lambda: Plan(packing=parts.SinglePacking(), world_size=0), "world_size=0"),
         (lambda: packs_of(SoftPacking(max_length=8, overlong="error"), 8, 9), "AD450 sample 1 has 9 tokens"),
     ],
 )

@@ -21,5 +21,4 @@ def run_json(capsys):
 
 @pytest.fixture
 def demo_tokenizer():
-    """The tokenizer that comes with the package."""
     return tokenizer_folder()

@@ -78,7 +78,6 @@ def test_a_served_report_is_on_loopback_alone_renews_itself_until_the_run_ends_a
 
 
 def tile(page, name):
-    """The figure of a tile."""
     return read_page(page).shown("overview").partition(f"{name}\n")[2].splitlines()[0]
 
 
@@ -195,7 +194,6 @@ def place(tmp_path, monkeypatch):
 
 
 def said_by(command, place):
-    """What a command prints, as a transcript has it."""
     program, *words = command.split()
     if program == "page":
         page = read_page(Path(words[0]).read_bytes())

@@ -39,7 +39,6 @@ def run(monkeypatch, capsys, files):
 
 
 def states(text):
-    """What is said of each backend."""
     return [line.partition("  ")[2].strip() for line in text.splitlines()][1:]
 
 

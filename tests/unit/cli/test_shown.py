@@ -118,7 +118,6 @@ def test_rows_are_shown_as_a_loader_delivers_them(here, run_json, write, options
 
 
 def shown_row(row):
-    """Its position, and its token."""
     ((piece,),) = [text["pieces"] for text in row["texts"]]
     return row["position"], int(piece["text"])
 

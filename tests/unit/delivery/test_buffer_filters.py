@@ -246,9 +246,7 @@ def test_no_group_is_lost_repeated_or_changed(buffer_filter, buffer, num_groups)
 
 
 def test_a_reward_of_several_values_is_looked_at_by_its_key_and_staleness_at_the_moment_of_the_call():
-    buffer = rewarded(
-        [{"accuracy": 1, "style": 0.5}] * 2, [{"accuracy": 0}, {"accuracy": np.float32(1)}], [True, False]
-    )
+    buffer = rewarded([{"accuracy": 1, "style": 2}] * 2, [{"accuracy": 0}, {"accuracy": np.float32(1)}], [True, False])
     assert served(ByReward(reward_key="accuracy"), buffer) == [1, 2, 0]
     assert served(ByStaleness(), written_by(np.int64(3), np.int32(5))) == [1, 0], "and versions may be numpy's"
     version = 5

@@ -71,9 +71,7 @@ async def test_requests_may_come_before_the_start(make, rows):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("backend", "options"), [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})], ids=str
-)
+@pytest.mark.parametrize(("backend", "options"), [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})])
 async def test_every_executor_runs_on_every_event_loop(make, rows, backend, options):
     async def main() -> list[int]:
         return ids_of(await tokenized(make(row_id), rows(50), row_id))

@@ -43,7 +43,6 @@ def with_experts(groups, num_bytes=2 * MIB):
 
 
 def assert_same(one, other):
-    """Of the same types, all the way down."""
     assert type(one) is type(other)
     if hasattr(one, "shape"):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)

@@ -198,7 +198,6 @@ def decode(args, media):
 
 @pytest.fixture
 def pixels(tmp_path):
-    """Six pictures by their paths, of three modes."""
     image = pytest.importorskip("PIL.Image")
     found = {}
     for number, mode in enumerate(("RGB", "L", "P", "RGBA", "RGB", "L")):

@@ -37,7 +37,6 @@ def kind(request):
 
 
 def made(kind, size=2, **values):
-    """The group of one prompt."""
     sample = Sample(**{"prompt": "why", "metadata": {}, "extra": {}, **values})
     (group,) = groups_of([sample], kind, size, 7, 9)
     return group
@@ -158,7 +157,6 @@ FIELDS = ("prompt", "label", "metadata", "reward", "response", "train_metadata",
 
 
 def restored(sample, kind=SlimeSample):
-    """The sample that a snapshot gives back."""
     return from_record(json.loads(json.dumps(to_record(sample))), kind)
 
 

@@ -324,8 +324,6 @@ def test_every_key_argument_number_and_code_is_documented_and_no_other():
 
 
 class Recorder(SimpleNamespace):
-    """Arguments that remember what they were asked for."""
-
     def __getattribute__(self, name):
         if not name.startswith("__"):
             asked.add(name)
