@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.batching.packs import (
+    Counts,
     Delivered,
+    Pack,
     PackState,
+    Piece,
     Place,
     PlacedPiece,
     refuse_wrong_pieces,
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from asyncdata.batching.packers import Packer
-    from asyncdata.batching.packs import Counts, Pack, Piece
     from asyncdata.delivery.ledger import RestartPoint
 
     Arrived = list[tuple[Place, int, Sample]]  # place in D, number of tokens

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from asyncdata.batching.length_grouping import LengthGrouping
-from asyncdata.batching.packers import HardPacking, SinglePacking, SoftPacking
-from asyncdata.batching.packs import Counts, Int32, Int64, Pack, Packs, Positive
+from asyncdata.batching.packers import HardPacking, Packer, Packing, SinglePacking, SoftPacking
+from asyncdata.batching.packs import Counts, Float64, Int32, Int64, Pack, Packs, Positive
 from asyncdata.batching.xtuner_packing import PresetPacking, XTunerPacking, proxy_cost
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.messages import OrderPacks, Packed, PackRows, Permuted
@@ -28,8 +28,6 @@ from asyncdata.order.order import RowOrder, TorchGenerator, feistel_permutation,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from asyncdata.batching.packers import Packer, Packing
-    from asyncdata.batching.packs import Float64
     from asyncdata.order.shuffle import RowShuffle
 
 

@@ -13,19 +13,16 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from asyncdata.batching.packers import Packing
-from asyncdata.batching.packs import Counts, OfPacks, Pack, Packs, Positive
+from asyncdata.batching.packs import Counts, Int32, Int64, OfPacks, Pack, Packs, Positive
 from asyncdata.core.errors import ConfigError
 from asyncdata.core.identity import digest
 from asyncdata.order.order import TorchGenerator
-
-if TYPE_CHECKING:
-    from asyncdata.batching.packs import Int32, Int64
 
 
 class PresetPacking(OfPacks, frozen=True, kw_only=True):

@@ -33,13 +33,7 @@ from asyncdata.order.order import Order
 from asyncdata.order.shuffle import RowShuffle, Shuffle
 from asyncdata.sources.base import Blocks, Source
 from asyncdata.sources.resolve import described
-from asyncdata.tokenization.base import (
-    BatchTokenizer,
-    fingerprints_of,
-    has_fingerprint,
-    open_tokenize_fn,
-    resolved,
-)
+from asyncdata.tokenization.base import BatchTokenizer, fingerprints_of, has_fingerprint, open_tokenize_fn, resolved
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.functions.untokenized import RowFn
 from asyncdata.tokenization.rows import RowFault

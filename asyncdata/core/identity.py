@@ -11,7 +11,7 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, overload
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     Data = memoryview[int]
 else:
     Data = memoryview  # what is decoded is a view of the frame

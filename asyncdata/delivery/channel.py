@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from asyncdata.delivery.chunk import NO_IDS, BadRow
-from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Failure, Run, items_of
+from asyncdata.delivery.chunk import NO_IDS, BadRow, Chunk, Ids
+from asyncdata.delivery.items import AlreadyAcked, ChunkEnd, Failure, Item, Run, items_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Set
 
     from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.types import Position, SourceLocation
-    from asyncdata.delivery.chunk import Chunk, Ids
-    from asyncdata.delivery.items import Item
     from asyncdata.delivery.ledger import DeliveryRules
     from asyncdata.delivery.media_queue import MediaQueue
 

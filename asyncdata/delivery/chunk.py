@@ -125,11 +125,7 @@ class StreamDigest(msgspec.Struct, frozen=True):
         if tokens is not None:
             tokens = tokens + sums.tokens[stop] - sums.tokens[start] & MASK
         return type(self)(
-            self.of,
-            self.num_samples + number,
-            before + sums.positions[stop] & MASK,
-            self.order + order & MASK,
-            tokens,
+            self.of, self.num_samples + number, before + sums.positions[stop] & MASK, self.order + order & MASK, tokens
         )
 
     def resumed(self, of: str) -> Self:

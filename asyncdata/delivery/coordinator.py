@@ -16,10 +16,10 @@ import msgspec
 from asyncdata.core.errors import BadRowError, EndOfData, LoaderClosedError, TooManyBadRowsError
 from asyncdata.core.threads import no_op
 from asyncdata.core.types import Group, Position, Sample, SampleRange
-from asyncdata.delivery.channel import Channel, Entry, Exclusions
+from asyncdata.delivery.channel import Channel, Entry, Exclusions, Media
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.delivery.items import Bell
-from asyncdata.delivery.ledger import DeliveryRules, Ledger, Request, State, not_tracked
+from asyncdata.delivery.items import Bell, Failure
+from asyncdata.delivery.ledger import DeliveryRules, GroupFile, Ledger, Request, Returned, State, not_tracked
 from asyncdata.delivery.next_delivery import BadRowStop, Delivery, advanced, deliver, dropped, upcoming
 from asyncdata.delivery.rollout_buffer import Chooser, first_in_first_out, validate_groups, without
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from asyncdata.core.messages import RowError, Tokenized
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.channel import Media
-    from asyncdata.delivery.items import Failure
-    from asyncdata.delivery.ledger import GroupFile, IsOf, Returned
+    from asyncdata.delivery.ledger import IsOf
     from asyncdata.delivery.media_queue import Wanted
     from asyncdata.delivery.rollout_buffer import BufferFilter
 

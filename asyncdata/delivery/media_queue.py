@@ -19,24 +19,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import numpy as np
 
-from asyncdata.core.columns import FRAMES, Columns, decoded
-from asyncdata.core.errors import get_logger
+from asyncdata.core.columns import FRAMES, Columns, MediaRef, decoded
+from asyncdata.core.columns import Column as Declared
+from asyncdata.core.errors import BadRowError, get_logger
 from asyncdata.core.messages import Column, RowError, Tokenized
 from asyncdata.core.threads import identity
-from asyncdata.core.types import Position, Sample, SampleRange
-from asyncdata.delivery.bad_rows import bad_row_error
+from asyncdata.core.types import Position, Sample, SampleRange, Tokens
+from asyncdata.delivery.bad_rows import BadRowPolicy, bad_row_error
 from asyncdata.delivery.chunk import Chunk
-from asyncdata.delivery.items import Run
+from asyncdata.delivery.items import Bell, Item, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 
-    from asyncdata.core.columns import Column as Declared
-    from asyncdata.core.columns import MediaRef
-    from asyncdata.core.errors import BadRowError
-    from asyncdata.core.types import Tokens
-    from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.items import Bell, Item
     from asyncdata.delivery.ledger import Returned
 
 _log = get_logger(__name__)

@@ -15,23 +15,19 @@ import numpy as np
 
 from asyncdata.core.errors import AsyncDataError, NoSamplesError, by_reason, get_logger
 from asyncdata.core.messages import EXCLUDED_REASON
-from asyncdata.core.types import Position
+from asyncdata.core.types import Position, SourceLocation, Tokens
 from asyncdata.delivery.channel import Channel, Exclusions
-from asyncdata.delivery.chunk import Chunk, Drop, Note, sums_of
+from asyncdata.delivery.chunk import BadRow, Chunk, Drop, Note, sums_of
 from asyncdata.delivery.items import Failure
-from asyncdata.delivery.mixture import NOTHING, Counted, MergeRecord, MixtureState, end_code, end_of
-from asyncdata.order.mixture import ScheduleCursor
+from asyncdata.delivery.mixture import NOTHING, Counted, MergeRecord, MixtureState, PartCursor, end_code, end_of
+from asyncdata.order.mixture import Leaf, Node, ScheduleCursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from asyncdata.core.types import SourceLocation, Tokens
     from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.delivery.chunk import BadRow
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import DeliveryRules
-    from asyncdata.delivery.mixture import PartCursor
-    from asyncdata.order.mixture import Leaf, Node
 
 
 _log = get_logger(__name__)
@@ -112,12 +108,7 @@ class PartQueue(Channel):
     """
 
     def __init__(
-        self,
-        leaf: Leaf,
-        rules: DeliveryRules,
-        cursor: PartCursor,
-        ready: ReadyAhead,
-        decisions: Exclusions | None,
+        self, leaf: Leaf, rules: DeliveryRules, cursor: PartCursor, ready: ReadyAhead, decisions: Exclusions | None
     ) -> None:
         super().__init__(rules, num_bad_rows=cursor.num_bad_rows, outcomes=decisions)
         self.leaf = leaf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdata.core.errors import ConfigError, FilterError, InvalidGroupError
 from asyncdata.core.plain_values import PACKED, packed
@@ -14,7 +14,6 @@ from asyncdata.delivery.ledger import Returned
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
-    from typing import TypeVar
 
     T = TypeVar("T")
     BufferFilter = Callable[[list[Group], int], list[Group]]

@@ -20,17 +20,16 @@ from msgspec import structs
 
 from asyncdata.core.errors import AsyncDataError, ConfigError, FilterError
 from asyncdata.core.settings import Count, Number, whole_number
-from asyncdata.core.types import FINISHED
+from asyncdata.core.types import FINISHED, Group, Sample
 from asyncdata.delivery.buffer_filters import VERSION_KEY, reset_response, versions_of
-from asyncdata.delivery.ledger import AT_END, Ledger, Request, Returned, counted
+from asyncdata.delivery.ledger import AT_END, DeliveryRules, Ledger, Request, Returned, counted
 from asyncdata.delivery.rollout_buffer import record_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from asyncdata.core.types import Group, Sample
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.ledger import Choose, DeliveryRules
+    from asyncdata.delivery.ledger import Choose
 
 PROMPT_KEY = "prompt_length"
 TOO_OLD = "too_old"

@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -416,8 +416,6 @@ def _shuffle_of(value: Any) -> bool | str | Shuffle | RowShuffle:
 BatchT_co = TypeVar("BatchT_co", covariant=True)
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from typing_extensions import TypeVar as WithDefault
 
     from asyncdata.core.types import Sample

@@ -7,10 +7,10 @@ in how they wait if no samples are ready.
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -24,9 +24,7 @@ from asyncdata.loader.config import B_co, BatchT_co, Item_co
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
-    from contextlib import AbstractContextManager
     from types import TracebackType
-    from typing import Self, TypeVar
 
     from asyncdata.core.types import Group, Sample
     from asyncdata.delivery.ledger import Request

@@ -7,20 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.columns import declared_columns
-from asyncdata.core.messages import NO_SLOT, NOT_IN_SLOT, Overflow, RowError, Tokenize, Tokenized
-from asyncdata.delivery.items import Failure
-from asyncdata.delivery.media_queue import MediaBudget, MediaQueue
+from asyncdata.core.messages import NO_SLOT, NOT_IN_SLOT, Overflow, Reply, RowError, Tokenize, Tokenized
+from asyncdata.delivery.items import Bell, Failure
+from asyncdata.delivery.media_queue import MediaBudget, MediaQueue, Wanted
 from asyncdata.workers.base import Crashed, error_of
 from asyncdata.workers.changes import SENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdata.core.messages import Reply
     from asyncdata.delivery.channel import Channel
     from asyncdata.delivery.coordinator import Coordinator
-    from asyncdata.delivery.items import Bell
-    from asyncdata.delivery.media_queue import Wanted
     from asyncdata.loader.opened_source import OpenedPart
     from asyncdata.read_ahead.calls import Calls
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from asyncdata.batching.planned import PlannedOrder
+from asyncdata.batching.planned import PackRules, PlannedOrder
 from asyncdata.batching.xtuner_packing import PresetPacking
 from asyncdata.core.errors import ConfigError, LoaderClosedError, get_logger
 from asyncdata.core.files import TemporaryFolder, cache_folder, check_ours
@@ -26,16 +26,14 @@ from asyncdata.read_ahead.indexer import Indexer, SharedIndexer
 from asyncdata.read_ahead.ranks import SharedScans
 from asyncdata.read_ahead.row_index import RowIndex
 from asyncdata.read_ahead.windows import BlockWindow, BlockWindows
-from asyncdata.sources.base import room_of
+from asyncdata.sources.base import Blocks, Source, room_of
 from asyncdata.sources.stream import RowStream
 from asyncdata.tokenization.base import fingerprints_of, has_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdata.batching.planned import PackRules
     from asyncdata.loader.config import LoaderConfig
-    from asyncdata.sources.base import Blocks, Source
 
     Function = Any
     from collections.abc import Sequence

@@ -165,11 +165,7 @@ def limits_of(config: LoaderConfig) -> TuningLimits:
         least = most = max(1, config.num_workers)  # 0 is one thread
     if config.num_workers is None:
         memory = given.max_memory_bytes or available_memory() // 2
-    return TuningLimits(
-        min_workers=least,
-        max_workers=most,
-        max_worker_bytes=max(0, memory - given.max_ready_bytes),
-    )
+    return TuningLimits(min_workers=least, max_workers=most, max_worker_bytes=max(0, memory - given.max_ready_bytes))
 
 
 def executor_of(

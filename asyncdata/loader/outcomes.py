@@ -28,12 +28,12 @@ from asyncdata.core.types import Group, Position, Sample
 from asyncdata.delivery.chunk import NO_IDS, Ids, in_repeats, row_ids
 from asyncdata.delivery.ledger import grouped
 from asyncdata.delivery.outcome_memory import MAX_SCORE, OutcomeMemory, OutcomeState, RowReport
-from asyncdata.delivery.outcome_policy import PassRate, policy_of
+from asyncdata.delivery.outcome_policy import Outcomes, OutcomeTable, PassRate, Policy, policy_of
 from asyncdata.loader.exclusions import RowPlaces
 from asyncdata.read_ahead.ranks import rank_answers
 
 if TYPE_CHECKING:
-    from asyncdata.delivery.outcome_policy import Bools, Outcomes, OutcomeTable, Policy
+    from asyncdata.delivery.outcome_policy import Bools
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.sources.base import Blocks
     from asyncdata.telemetry.recorder import Recorder

@@ -14,7 +14,7 @@ from asyncdata.batching.length_grouping import LengthGrouping
 from asyncdata.batching.online import OnlinePacks, OnlineProgress, num_until
 from asyncdata.batching.packers import SinglePacking
 from asyncdata.batching.packs import Counts, Delivered, Pack, PackState, restored
-from asyncdata.batching.planned import PLANNED_PACKINGS, PackRules
+from asyncdata.batching.planned import PLANNED_PACKINGS, PackRules, PlannedEpoch
 from asyncdata.batching.xtuner_packing import LoaderPacking
 from asyncdata.core.errors import ConfigError, NoSamplesError, get_logger
 from asyncdata.core.messages import is_mass
@@ -28,7 +28,6 @@ from asyncdata.order.order import row_of_epoch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from asyncdata.batching.planned import PlannedEpoch
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.loader.config import LoaderConfig
     from asyncdata.read_ahead.indexed_windows import PlannedRows

@@ -223,11 +223,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def numbers_of(
-    ledger: Ledger,
-    channel: Channel,
-    workers: ExecutorStatistics,
-    files: Iterable[Blocks],
-    packs: PackTotals,
+    ledger: Ledger, channel: Channel, workers: ExecutorStatistics, files: Iterable[Blocks], packs: PackTotals
 ) -> dict[str, Any]:
     """What was delivered, what is ready, and what stores have given."""
     counters = ledger.counters

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdata.core.errors import AsyncDataError
-from asyncdata.workers.base import MAX_LOSSES, error_of
+from asyncdata.workers.base import MAX_LOSSES, Crashed, error_of
 from asyncdata.workers.changes import Promise
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncdata.core.messages import Reply, Request
-    from asyncdata.workers.base import Crashed
     from asyncdata.workers.pool import Pool
     from asyncdata.workers.worker import Call
 

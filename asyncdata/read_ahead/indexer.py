@@ -22,10 +22,10 @@ import anyio
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import AsyncDataError, ConfigError, WorkerError, get_logger
-from asyncdata.core.messages import Failed, Index, Indexed, RowError, reason_mark
-from asyncdata.delivery.bad_rows import MassDrops, error_at, located, without_text
-from asyncdata.read_ahead.calls import checked
+from asyncdata.core.errors import AsyncDataError, BadRowError, ConfigError, WorkerError, get_logger
+from asyncdata.core.messages import Failed, Index, Indexed, Reply, RowError, reason_mark
+from asyncdata.delivery.bad_rows import BadRowPolicy, MassDrops, error_at, located, without_text
+from asyncdata.read_ahead.calls import Calls, checked
 from asyncdata.read_ahead.ranks import RankCalls, rank_answers
 from asyncdata.sources.spool import is_whole, part_path
 from asyncdata.workers.base import Crashed
@@ -34,11 +34,7 @@ from asyncdata.workers.changes import Changes
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-    from asyncdata.core.errors import BadRowError
-    from asyncdata.core.messages import Reply
     from asyncdata.core.types import SourceLocation
-    from asyncdata.delivery.bad_rows import BadRowPolicy
-    from asyncdata.read_ahead.calls import Calls
     from asyncdata.read_ahead.index_file import IndexFile
     from asyncdata.read_ahead.row_index import RowIndex
     from asyncdata.sources.base import Blocks
@@ -60,13 +56,7 @@ class Indexer:
     """
 
     def __init__(
-        self,
-        source: Blocks,
-        calls: Calls,
-        index: RowIndex,
-        check: str,
-        file: IndexFile | None,
-        bad_rows: BadRowPolicy,
+        self, source: Blocks, calls: Calls, index: RowIndex, check: str, file: IndexFile | None, bad_rows: BadRowPolicy
     ) -> None:
         self._source = source
         self._calls = calls

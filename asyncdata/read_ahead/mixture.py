@@ -25,10 +25,10 @@ from msgspec.structs import replace
 from asyncdata.core.errors import AsyncDataError
 from asyncdata.delivery.items import Failure
 from asyncdata.delivery.merger import Merger, PartQueue, ReadyAhead
-from asyncdata.delivery.mixture import PartCursor
-from asyncdata.order.mixture import shares_of
+from asyncdata.delivery.mixture import MixtureState, PartCursor
+from asyncdata.order.mixture import Leaf, Node, shares_of
 from asyncdata.read_ahead.calls import Calls
-from asyncdata.read_ahead.source import ReadAhead
+from asyncdata.read_ahead.source import ReadAhead, Supply
 from asyncdata.workers.base import MAX_LOSSES
 from asyncdata.workers.changes import Changes
 
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from asyncdata.delivery.chunk import Chunk
     from asyncdata.delivery.coordinator import Coordinator
     from asyncdata.delivery.ledger import Ledger
-    from asyncdata.delivery.mixture import MixtureState
-    from asyncdata.order.mixture import Leaf, Node
-    from asyncdata.read_ahead.source import Supply
     from asyncdata.workers.pool import Pool
     from asyncdata.workers.worker import Call
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncdata.core.errors import NoSamplesError, PrefetchTimeoutError, by_reason
+from asyncdata.core.errors import AsyncDataError, NoSamplesError, PrefetchTimeoutError, by_reason
 from asyncdata.order.order import TorchGenerator
 from asyncdata.read_ahead.index_file import rows_of
 
 if TYPE_CHECKING:
-    from asyncdata.core.errors import AsyncDataError
     from asyncdata.core.messages import Indexed
     from asyncdata.core.types import SourceLocation
     from asyncdata.order.shuffle import RowShuffle

@@ -17,24 +17,19 @@ import msgspec
 import numpy as np
 
 from asyncdata.core.errors import AsyncDataError, SnapshotMismatchError
-from asyncdata.core.messages import Data, Failed, RowError, Scanned, Tokenize, Tokenized, is_elsewhere
+from asyncdata.core.messages import Data, Failed, Reply, RowError, Scanned, Tokenize, Tokenized, is_elsewhere
 from asyncdata.core.types import Position
-from asyncdata.delivery.bad_rows import MassDrops, NotesLog, located
-from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chunk, is_excluded, row_ids
+from asyncdata.delivery.bad_rows import BadRowPolicy, MassDrops, NotesLog, located
+from asyncdata.delivery.chunk import IS_EXCLUDED, IS_IN_JOURNAL, WAS_SERVED, Chunk, Marks, is_excluded, row_ids
 from asyncdata.delivery.items import Failure
-from asyncdata.delivery.ledger import is_key_of, key_in_part
-from asyncdata.read_ahead.windows import BlockWindow, leaving_out, no_such_place
+from asyncdata.delivery.ledger import Ledger, RowKey, is_key_of, key_in_part
+from asyncdata.read_ahead.windows import BlockWindow, Feed, OpenWindow, Windows, leaving_out, no_such_place
 from asyncdata.workers.base import Crashed, error_of
 from asyncdata.workers.changes import SENT
 
 if TYPE_CHECKING:
-    from asyncdata.core.messages import Reply
-    from asyncdata.delivery.bad_rows import BadRowPolicy
     from asyncdata.delivery.channel import Channel, Entry, Exclusions
-    from asyncdata.delivery.chunk import Marks
-    from asyncdata.delivery.ledger import Ledger, RowKey
     from asyncdata.read_ahead.calls import Calls, Later
-    from asyncdata.read_ahead.windows import Feed, OpenWindow, Windows
     from asyncdata.sources.base import Blocks
 
 

@@ -61,12 +61,7 @@ class StreamPass:
     """
 
     def __init__(
-        self,
-        stream: RowStream,
-        order: StreamOrder,
-        epoch: int,
-        state: StreamState | None,
-        check: Callable[[], object],
+        self, stream: RowStream, order: StreamOrder, epoch: int, state: StreamState | None, check: Callable[[], object]
     ) -> None:
         self.epoch = epoch
         self.number = 0
@@ -227,12 +222,7 @@ class _Part(NamedTuple):
 
 
 _NO_ROWS = _Part(
-    np.empty(0, np.int32),
-    np.empty(0, np.int64),
-    np.empty(0, np.int32),
-    np.empty(0, np.int32),
-    np.empty(0, np.int64),
-    0,
+    np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), 0
 )
 
 

@@ -14,7 +14,19 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from asyncdata.core.errors import ShortageError
-from asyncdata.core.messages import NOT_IN_SLOT, TOO_LONG, Indexed, Overflow, Permuted, Scanned, reason_mark
+from asyncdata.core.messages import (
+    NOT_IN_SLOT,
+    TOO_LONG,
+    Block,
+    Index,
+    Indexed,
+    Overflow,
+    Permute,
+    Permuted,
+    Scanned,
+    Tokenized,
+    reason_mark,
+)
 from asyncdata.sources.spool import write_part
 from asyncdata.tokenization.column_writer import ColumnWriter
 from asyncdata.tokenization.rows import Buffer, RowDecoder, RowFault, WrongIdsError
@@ -22,7 +34,6 @@ from asyncdata.tokenization.rows import Buffer, RowDecoder, RowFault, WrongIdsEr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from asyncdata.core.messages import Block, Index, Permute, Tokenized
     from asyncdata.sources.files import BlockReader, BlockRows
 
     _Write = Callable[[list[Any], array[int], frozenset[int]], ColumnWriter]

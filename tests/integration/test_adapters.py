@@ -1,7 +1,4 @@
-"""Each framework's adapter, driven as its framework drives it: the loader's rows in its order, through kill and resume.
-
-Where a framework is not installed, its tests skip. ``frameworks/test_killed_trainers.py`` has transformers.
-"""
+"""Each framework's adapter, driven as its framework drives it: the loader's rows in its order, also after a kill."""
 
 import base64
 import importlib
@@ -174,9 +171,6 @@ def test_what_would_lose_rows_or_the_order_is_refused_with_the_way_out(call, mes
 def test_settings_that_keep_the_order_are_taken():
     _verl()
     verl_sft.check({"num_workers": 0, "asyncdata": {"shuffle": "full"}})
-
-
-# Rows as a framework takes them
 
 
 def test_rows_for_trl_have_pictures_as_a_data_set_of_hugging_face_gives_them(path, tmp_path):

@@ -1,18 +1,20 @@
-"""Packs, order and batches are those of XTuner's own code, and a loader gives each rank those that XTuner gives it.
+"""Packs, order and batches are those of XTuner's own code, as recorded in ``tests/golden`` (see ``records``)."""
 
-What XTuner delivers is recorded in ``tests/golden``; ASYNCDATA_XTUNER may name a checkout of it (see ``records``).
-"""
-
+import functools
 import json
+import statistics
 import sys
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from asyncdata import DataLoader, Document, LengthGrouping, Ranks
-from asyncdata.errors import ConfigError, SnapshotMismatchError
+from asyncdata import Cache, DataLoader, Document, LengthGrouping, Ranks, SoftPacking
+from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from asyncdata.xtuner import PresetPacking, XTunerCollator, XTunerPacking, XTunerTokenizeFn
+from tests.support.combinations import each_pair, each_value
+from tests.support.packing_quality import LAWS, SEEDS, Costs, balance, fill, ours_ordered, xtuners_ordered
+from tests.support.packing_quality import costs_of as quality_costs_of
 from tests.support.peers.checkouts import folder_of, module_of
 from tests.support.peers.records import cases_of, digest, plain
 from tests.support.peers.xtuner import (
@@ -26,6 +28,7 @@ from tests.support.peers.xtuner import (
     shown,
     stable_sorts,
 )
+from tests.support.xtuner_fns import Pictured, write_pictured
 from tests.support.xtuner_pictures import chat_of, draw
 
 PACKS = cases_of("xtuner_packs")
@@ -66,16 +69,13 @@ def test_the_order_of_packs_is_xtuners(tmp_path, case):
             consumed = len(whole) * world_size // 2 // batch * batch
             rest = share_of(order, rank, world_size, batch, round_up=round_up, consumed=consumed).tolist()
             found.append([whole[:4], digest(whole), digest(rest)])
-
     assert found == case.delivered(tmp_path)
 
 
 @pytest.mark.parametrize("case", cases_of("xtuner_batches"), ids=str)
 def test_batches_are_xtuners(tmp_path, case):
     pytest.importorskip("torch")
-    packs = [
-        [Document(np.array(ids, np.int32), np.array(labels)) for ids, labels in pack] for pack in case.given["packs"]
-    ]
+    packs = [[Document(np.array(ids, np.int32), np.array(labels)) for ids, labels in p] for p in case.given["packs"]]
     items = XTunerCollator(**case.given["settings"], shift="pack", truncate_packs=True, output="tensors")(packs)
     assert batch_of(items) == case.delivered(tmp_path)
 
@@ -214,11 +214,9 @@ PRESET = {"pieces": [[[0, 0, 0, 3], [0, 1, 2, 5]], [[0, 2, 0, 6]]], "order": [1,
 )
 def test_packs_that_cannot_be_made_are_refused_with_their_place(tmp_path, jsonl_file, changes, reason):
     write_rows(jsonl_file, [[5, 6, 7]])
-    with (
-        pytest.raises(ConfigError, match=f"AD453 PresetPacking.*{reason}"),
-        preset_loader(tmp_path, PRESET | changes) as loader,
-    ):
-        next(iter(loader))
+    with pytest.raises(ConfigError, match=f"AD453 PresetPacking.*{reason}"):
+        with preset_loader(tmp_path, PRESET | changes) as loader:
+            next(iter(loader))
 
 
 def test_a_preset_needs_every_row_and_a_state_is_of_its_packs_wherever_they_lie(tmp_path, jsonl_file):
@@ -238,3 +236,134 @@ def test_a_preset_needs_every_row_and_a_state_is_of_its_packs_wherever_they_lie(
     write_rows(jsonl_file, [[5, 6, 7, 0]])
     with preset_loader(tmp_path, PRESET) as loader, pytest.raises(ConfigError, match="AD453 .* 1 of 4 rows are no sam"):
         next(iter(loader))
+
+
+WRONG = {6: [0, 0], 7: None, 11: [9, 9]}
+"""Rows that XTuner drops: two whose sizes are not known, and one whose picture is cut."""
+GOOD = [number for number in range(40) if number not in WRONG]
+KINDS = {
+    "samples": {"batch_size": 5},
+    "online": {"packing": SoftPacking(max_length=32), "collate_fn": list, "batch_size": 2},
+    "planned": {"packing": XTunerPacking(max_length=32, seed=42), "collate_fn": list, "batch_size": 2},
+}
+
+
+def fn_of(folder, **settings):
+    arguments = {"log": str(folder / "log"), "max_length": 60, **settings}
+    return XTunerTokenizeFn("tests.support.xtuner_fns:Pictured", arguments, media_root=str(folder))
+
+
+def pictured_loader(path, folder, kind="samples", workers=1, state=None, **knobs):
+    settings = {"num_workers": workers, "epochs": 1, "cache": Cache(folder=""), **KINDS[kind], **knobs}
+    loader = DataLoader(path, tokenize_fn=fn_of(folder), **settings)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+def samples_of(batch):
+    return [getattr(one, "sample", one) for item in batch for one in (item if isinstance(item, list) else [item])]
+
+
+def check(sample):
+    """The sample is what one call of the function gives; return its row."""
+    number = sample.extra["id"]
+    size = (1 + number % 3) * (2 + number % 4) if number % 5 else 0
+    text = [1000 * number + ord(letter) for letter in "abcdefg"[: 1 + number % 7]]
+    assert sample.tokens.tolist() == [9] * size + text
+    assert sample.labels.tolist() == [-100] * size + text
+    assert sample.columns["mrope"].tolist() == [[place] * 3 for place in range(size + len(text))]
+    assert np.array_equal(sample.columns["pixel_values"], np.full((size, 12), number))
+    assert sample.columns["num_img_tokens"].tolist() == ([size] if size else [])
+    return number
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_picture_is_opened_once_an_epoch_and_none_to_plan(tmp_path, kind, workers):
+    path = write_pictured(tmp_path, sizes=WRONG)
+    with pictured_loader(path, tmp_path, kind, workers) as loader:
+        assert sorted(check(sample) for batch in loader for sample in samples_of(batch)) == GOOD
+        if kind != "planned":
+            assert loader.statistics().dropped_total == {"num_tokens_0": 3}
+    opened = (tmp_path / "log").read_text().splitlines()
+    assert sorted(opened) == sorted(f"runtime {number}.json" for number in GOOD if number % 5)
+
+
+@pytest.mark.parametrize("kind", ["online", "planned"])
+def test_a_picture_that_cannot_be_opened_or_has_another_size_leaves_its_pack_as_it_is(tmp_path, kind):
+    path = write_pictured(tmp_path)
+    with pictured_loader(path, tmp_path, kind) as loader:
+        whole = [samples_of(batch) for batch in loader]
+    (tmp_path / "13.json").unlink()
+    (tmp_path / "21.json").write_text("[[1, 1], 0]")
+    with pictured_loader(path, tmp_path, kind, bad_rows="skip") as loader:
+        found = [samples_of(batch) for batch in loader]
+        lost = {"bad row AD421": 1, "bad row AD424": 1}
+        assert loader.statistics().dropped_total == lost
+    for batch, expected in zip(found, whole, strict=True):
+        for sample, good in zip(batch, expected, strict=True):
+            if check(good) in (13, 21):
+                assert len(sample.tokens) == len(good.tokens)
+                assert set(sample.labels.tolist()) == {-100}
+                assert not sample.columns
+            else:
+                assert check(sample) == check(good)
+    with pictured_loader(path, tmp_path, kind) as loader, pytest.raises(BadRowError, match="AD421|AD424"):
+        list(loader)
+
+
+@pytest.mark.parametrize("weight", [0.0, 5000.0])
+def test_what_the_function_says_that_a_row_costs_is_what_packs_are_dealt_by(tmp_path, weight):
+    """The packs and their order are those that XTuner makes of the counts and costs of its first state."""
+    path, function = write_pictured(tmp_path, 300, WRONG), Pictured(max_length=60, visual_pack_weight=weight)
+    function.set_state("cache")
+    with open(path) as file:
+        counts = [function(json.loads(line)) for line in file]
+    rows = [number for number, count in enumerate(counts) if count["num_tokens"]]
+    packing, grouping = XTunerPacking(max_length=32, seed=42, lookahead=9), LengthGrouping(method="xtuner")
+    lengths, costs = (np.array([counts[row][key] for row in rows]) for key in ("num_tokens", "proxy_attn_flops"))
+    plan = packing.plan([lengths], [costs])
+    order = grouping.order(plan.costs, world_size=1, accumulation=2, seed=7, epoch=0)
+    knobs = {"packing": packing, "length_grouping": grouping, "seed": 7, "collate_fn": list, "cache": Cache(folder="")}
+    fn = fn_of(tmp_path, visual_pack_weight=weight)
+    with DataLoader(path, tokenize_fn=fn, num_workers=1, epochs=1, batch_size=2, **knobs) as loader:
+        found = [[check(document.sample) for document in pack] for batch in loader for pack in batch]
+    expected = [[rows[row] for row, _, _ in plan.pack(number)] for number in order]
+    assert found[: len(expected)] == expected
+    assert len(set(plan.costs)) > 1 or not weight
+
+
+MAX_LENGTHS = (4096, 8192, 32768)
+NUM_PACKS = 7400
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("law", "max_length"), each_value(LAWS.keys(), MAX_LENGTHS))
+def test_packs_are_as_full_as_those_of_a_plan_of_all_samples(law, max_length):
+    found = [fill(law, max_length, seed) for seed in SEEDS]
+    ours = statistics.mean(one.ours for one in found)
+    assert ours >= statistics.mean(one.xtuners for one in found)
+    assert all(one.displacement < one.window for one in found)
+    if law in {"lognormal", "zipf"}:
+        assert ours >= 99.5
+
+
+@functools.cache
+def costs(law: str, *, xtuners: bool) -> Costs:
+    return quality_costs_of(law, NUM_PACKS, 32768, 7, xtuners=xtuners)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("law", "accumulation", "method"), each_pair(["lognormal", "zipf"], [1, 8], ["karmarkar_karp", "snake"])
+)
+def test_ranks_are_better_balanced_than_in_xtuners_order(law, accumulation, method):
+    order = ours_ordered(costs(law, xtuners=False), 64, accumulation, method=method)
+    ours = balance(costs(law, xtuners=False), order, 64, accumulation)
+    theirs = costs(law, xtuners=True)
+    xtuners = balance(theirs, xtuners_ordered(theirs, 64, accumulation), 64, accumulation)
+    assert ours.efficiency >= xtuners.efficiency
+    assert ours.efficiency >= 0.985
+    assert ours.first_over_last <= 1.01
+    assert xtuners.first_over_last > 1.01

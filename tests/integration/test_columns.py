@@ -1,8 +1,8 @@
-"""Arrays beside the tokens come with their sample, bit by bit, on every way that a sample can take."""
-
-from __future__ import annotations
+"""What samples carry: arrays beside the tokens, bit by bit, on every way; and samples of one length."""
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,27 @@ from asyncdata import (
     AsyncDataLoader,
     Column,
     DataLoader,
+    FixedCollator,
+    FixedLengthTokenizeFn,
     HardPacking,
     Limits,
     Mix,
     PackedCollator,
+    PaddedCollator,
     Part,
+    Ranks,
+    RowShuffle,
     Sample,
     SoftPacking,
 )
-from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
+from asyncdata.errors import BadRowError, ConfigError, EndOfData, SnapshotMismatchError
 from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support.columned import COLUMNS, columned, plain, values_of
-from tests.support.loading import SHUFFLE
+from tests.support.loaders import make as make_loader
+from tests.support.loading import SHUFFLE, ids, order_of, write_rows
+from tests.support.peers.babilong import RESERVE
+from tests.support.peers.records import cases_of
+from tests.support.peers.rollouts import TOKENIZER
 
 NUM_ROWS = 90
 NUM_SAMPLES = 150  # into the second epoch
@@ -201,3 +210,130 @@ class OfXTuner:
 def test_an_object_of_xtuner_may_declare_columns_too(path):
     with make(path, XTunerTokenizeFn(f"{__name__}:OfXTuner"), num_workers=1) as loader:
         check(loader.get_next_batch(20))
+
+
+MAX_LENGTH = 96
+NUM_ASKED = 40
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory) -> Path:
+    """Rows of contexts of any length: some leave room for the question, some do not."""
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    rows = [
+        {"input": "Mary went home. " * (7 * number % 20), "question": "Where is Mary?", "target": f"home {number}"}
+        for number in range(NUM_ASKED)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def make_fixed(path: Path, tokenizer: Path, *, fn: dict[str, Any] | None = None, **settings: Any) -> DataLoader:
+    tokenize_fn = FixedLengthTokenizeFn.babilong(str(tokenizer), MAX_LENGTH, **(fn or {}))
+    return DataLoader(path, tokenize_fn=tokenize_fn, **{"num_workers": 0, "epochs": 1, **settings})
+
+
+@pytest.mark.parametrize(
+    "collator", [FixedCollator(length=MAX_LENGTH), FixedCollator(length=MAX_LENGTH + 4), PaddedCollator()]
+)
+def test_the_padding_of_a_sample_is_not_attended(questions, small_tokenizer, collator):
+    fn = {"overlong": "truncate_context_left"}
+    with make_fixed(questions, small_tokenizer, fn=fn, batch_size=8) as loader:
+        samples = [sample for batch in loader for sample in batch]
+    with make_fixed(questions, small_tokenizer, fn=fn, batch_size=8, collate_fn=collator) as loader:
+        batches = list(loader)
+
+    numbers = [MAX_LENGTH - sample.extra["num_padding"] for sample in samples]
+    assert len(set(numbers)) > 5, "rows of many lengths"
+    for name, expected in (("attention_mask", [1] * MAX_LENGTH), ("position_ids", list(range(MAX_LENGTH)))):
+        rows = [row.tolist() for batch in batches for row in batch[name]]
+        assert rows == [expected[:number] + [0] * (len(rows[0]) - number) for number in numbers], name
+    rows = [row[:MAX_LENGTH].tolist() for batch in batches for row in batch["input_ids"]]
+    assert rows == [sample.tokens.tolist() for sample in samples]
+
+
+@pytest.mark.parametrize("case", cases_of("babilong_recipe"), ids=str)
+def test_rows_of_babilongs_generator_are_what_its_recipe_makes_of_them(tmp_path, case):
+    expected = dict(case.delivered(tmp_path))
+    (tmp_path / "rows.json").write_text(json.dumps([expected.pop("row")]))
+    length = case.given["max_length"]
+    fn = FixedLengthTokenizeFn.babilong(TOKENIZER, length, legacy_recipe=True, reserve=RESERVE)
+    settings = {"collate_fn": FixedCollator(length=length), "batch_size": 1, "num_workers": 0, "epochs": 1}
+    with DataLoader(tmp_path / "rows.json", tokenize_fn=fn, **settings) as loader:
+        (batch,) = loader
+    assert {name: batch[name][0].tolist() for name in expected} == expected
+
+
+def lost(samples: list[Any]) -> int:
+    return sum(sample.extra["question_lost"] for sample in samples)
+
+
+def noted(loader: DataLoader) -> int:
+    return loader.statistics().noted_total.get("question_lost", 0)
+
+
+RECIPE = {"fn": {"legacy_recipe": True, "reserve": 16}, "epochs": 2}
+
+
+@pytest.mark.parametrize("num_before", [0, 7, NUM_ASKED, NUM_ASKED + 13])
+def test_lost_questions_are_counted_at_their_delivery_and_once_over_a_resume(questions, small_tokenizer, num_before):
+    with make_fixed(questions, small_tokenizer, **RECIPE) as loader:
+        before = loader.get_next_batch(num_before) if num_before else []
+        assert noted(loader) == lost(before)
+        state = json.loads(json.dumps(loader.state_dict()))
+
+    with make_fixed(questions, small_tokenizer, **RECIPE) as loader:
+        loader.load_state_dict(state)
+        assert noted(loader) == lost(before)
+        after = loader.get_next_batch(2 * NUM_ASKED - num_before)
+        with pytest.raises(EndOfData):
+            loader.get_next_batch(1)
+        assert 0 < noted(loader) == lost(before + after) < 2 * NUM_ASKED
+        flat, dropped = loader.statistics().to_dict(), loader.statistics().dropped_total
+
+    counted, cut = (flat[f"asyncdata_noted_{name}_total"] for name in ("question_lost", "truncated"))
+    assert counted == lost(before + after) <= cut
+    assert dropped == {}, "they are samples"
+
+
+def test_what_is_not_acknowledged_is_counted_again_a_state_without_notes_counts_from_none(questions, small_tokenizer):
+    with make_fixed(questions, small_tokenizer, commit="on_ack", **RECIPE) as loader:
+        done = loader.get_next_batch(11)
+        loader.ack(done)
+        loader.get_next_batch(9)
+        state = loader.state_dict()
+
+    for counted in (lost(done), 0):
+        with make_fixed(questions, small_tokenizer, commit="on_ack", **RECIPE) as loader:
+            loader.load_state_dict(state)
+            assert noted(loader) == counted
+            again = loader.get_next_batch(2 * NUM_ASKED - 11)
+            assert noted(loader) == counted + lost(again)
+        state["counters"].pop("notes", None)
+
+
+def test_a_rank_counts_the_rows_that_it_tokenizes(questions, small_tokenizer):
+    knobs = {**RECIPE, "epochs": 1, "shuffle": RowShuffle(only_kept=True), "batch_size": 2}
+    samples, total = [], 0
+    for rank in range(2):
+        with make_fixed(questions, small_tokenizer, ranks=Ranks(rank=rank, world_size=2), **knobs) as loader:
+            mine = [sample for batch in loader for sample in batch]
+            assert noted(loader) == lost(mine)
+            total += noted(loader)
+            samples += mine
+    assert len(samples) == NUM_ASKED
+    assert total == lost(samples) > 0
+
+
+COUNTS = sys.getrefcount
+
+
+@pytest.mark.parametrize("fewer", [1, 2, 3])
+def test_samples_that_are_kept_stay_as_they_are_where_references_are_borrowed(tmp_path, monkeypatch, fewer):
+    """CPython 3.14 counts no reference of a local variable that it loads."""
+    monkeypatch.setattr(sys, "getrefcount", lambda value: COUNTS(value) - fewer)
+    path = write_rows(tmp_path / "rows.jsonl", 3000)
+    with make_loader(path, num_workers=1, epochs=2, buffer_size=64) as loader:
+        kept = [loader.get_next_batch(50) for _ in range(100)]
+    assert [number for batch in kept for number in ids(batch)] == order_of(path, 2)[:5000]
+    assert all(sample.tokens.dtype == np.int32 for batch in kept for sample in batch)

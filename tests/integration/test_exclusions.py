@@ -21,13 +21,11 @@ from asyncdata import (
     SourceLocation,
 )
 from asyncdata.errors import ConfigError, NoSamplesError, PrefetchTimeoutError
-from tests.support.loaders import gated, make
+from tests.support.loaders import gated, make, resumed
 from tests.support.loading import NUM_ROWS, ids, write_rows
 from tests.support.pages import run_command
 from tests.support.sources import KINDS, make_rows
 from tests.support.tokenize_fns import fails_on_13, id_and_text, row_id, waits_for_a_file
-
-# What comes next
 
 
 def test_what_comes_next_ends_before_a_bad_row_which_is_raised_where_it_is_delivered(tmp_path):
@@ -166,9 +164,7 @@ def test_the_rows_are_left_out_from_here_on_by_every_kind_of_source_and_the_stat
         assert ids(loader.get_next_batch(40)) == expected[:40]
         state = json.loads(json.dumps(loader.state_dict()))
         assert loader.statistics().dropped_total["excluded"] >= 2
-    with make(source, row_id, **knobs) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(len(expected) - 40)) == expected[40:]
+    assert resumed(source, state, len(expected) - 40, row_id, **knobs) == expected[40:]
 
 
 def test_rows_of_a_mixture_are_left_out_of_their_own_part(tmp_path):
@@ -417,3 +413,15 @@ def test_a_group_that_a_trainer_made_of_several_rows_is_dropped_if_one_of_them_i
         loader.add_samples([[groups[2][0], groups[1][1]], [groups[0][1], groups[2][1]]])
         assert loader.statistics().dropped_groups_total == {"excluded": 2}
         assert loader.get_samples(1) == [[groups[0][1], groups[2][1]]]
+
+
+def test_a_row_that_is_excluded_again_was_no_group_in_the_meantime(source):
+    with make(source, commit="on_ack") as loader:
+        coming = loader.peek(2)[1:]
+        loader.exclude(coming)
+        groups = [(group[0].group_index, group[0].source) for group in loader.get_samples(3)]
+        loader.exclude(coming)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(source, commit="on_ack") as loader:
+        loader.load_state_dict(state)
+        assert [(group[0].group_index, group[0].source) for group in loader.get_samples(3)] == groups

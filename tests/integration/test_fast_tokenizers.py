@@ -1,7 +1,5 @@
 """The fast backends themselves, against the ``tokenizers`` that is installed; and a run beside which one is proven."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -11,11 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import ANY, Mock
 
 import msgspec
@@ -53,10 +53,6 @@ from tests.support.parts import (
     version_of,
 )
 from tests.unit.tokenization import outcomes, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 ROWS_PER_REQUEST = 256
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -100,10 +96,8 @@ def proof(backend, files) -> Proof:
 def test_a_backend_starts_no_thread_before_a_fork_and_leaves_awkward_alone(backend, small_tokenizer):
     path = str(small_tokenizer / "tokenizer.json")
     environment = os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-
     command = [sys.executable, "-c", ALONE, backend, path, *sys.path]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-
     assert done.stdout.splitlines() == ["1 False", "0 True", "1 True"]
 
 
@@ -125,9 +119,6 @@ def test_a_batch_has_the_ids_of_its_texts_however_their_lengths_differ_in_any_th
         assert others.of_each() == found
 
 
-# Proofs beside a run
-
-
 def child_of(process: psutil.Process) -> psutil.Process:
     found: list[psutil.Process] = []
 
@@ -141,7 +132,7 @@ def child_of(process: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.thorough
-def test_a_loader_proves_beside_the_run_at_low_priority_and_ends_that_with_itself(
+def test_a_loader_proves_beside_the_run_at_low_priority_until_it_ends(
     backend, small_tokenizer, jsonl_file, monkeypatch
 ):
     monkeypatch.delenv(SWITCH)
@@ -176,9 +167,7 @@ sys.stdin.read()
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("forks", [False, True])
-def test_a_proof_ends_with_the_process_that_wanted_it_even_if_that_is_killed(
-    backend, small_tokenizer, monkeypatch, forks
-):
+def test_a_proof_ends_with_the_process_that_wanted_it_also_if_killed(backend, small_tokenizer, monkeypatch, forks):
     monkeypatch.delenv(SWITCH)
     command = [sys.executable, "-c", OWNER.format(forks=forks), str(small_tokenizer), *sys.path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
@@ -333,9 +322,7 @@ def test_workers_take_over_what_is_proven_beside_their_run_and_d_is_the_same(
 
 
 @pytest.mark.thorough
-def test_workers_forked_after_the_switch_share_the_memory_of_one_fork_server(
-    backend, small_tokenizer, jsonl_file, beside
-):
+def test_workers_forked_after_the_switch_share_memory_of_one_fork_server(backend, small_tokenizer, jsonl_file, beside):
     before = {child.pid for child in psutil.Process().children()}
     with capture_logs() as events, prompts(small_tokenizer, jsonl_file, num_workers=2) as loader:
         list(until_switched(loader, events, beside))
@@ -355,7 +342,7 @@ def test_workers_forked_after_the_switch_share_the_memory_of_one_fork_server(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("reason", ["refused", "no offsets", "other files"])
-def test_workers_are_left_alone_if_they_cannot_use_what_was_found(
+def test_workers_that_cannot_use_it_are_left_alone(
     reason, backend, small_tokenizer, jsonl_file, proof, beside, tmp_path
 ):
     folder = shutil.copytree(small_tokenizer, tmp_path / "tokenizer")
@@ -382,9 +369,7 @@ def test_workers_are_left_alone_if_they_cannot_use_what_was_found(
     assert "workers.reopened" not in names_of(events)
 
 
-def test_a_process_that_proves_and_fails_is_said_once_and_the_run_goes_on_without_it(
-    backend, small_tokenizer, jsonl_file, monkeypatch
-):
+def test_a_process_whose_proof_fails_is_said_once_the_run_goes_on(backend, small_tokenizer, jsonl_file, monkeypatch):
     monkeypatch.delenv(SWITCH)
     fails = [sys.executable, "-c", "import sys; sys.exit(3)"]
     spawn = Mock(side_effect=lambda *_, **__: subprocess.Popen(fails, stdout=subprocess.PIPE))
@@ -400,9 +385,7 @@ def test_a_process_that_proves_and_fails_is_said_once_and_the_run_goes_on_withou
     assert spawn.call_count == 1
 
 
-def test_what_workers_ask_of_the_second_backend_is_proven_where_the_first_is_refused(
-    small_tokenizer, files, monkeypatch, tmp_path
-):
+def test_what_is_asked_of_a_second_backend_is_proven_if_the_first_is_not(small_tokenizer, files, monkeypatch, tmp_path):
     monkeypatch.delenv(SWITCH)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is proven"))
     change(monkeypatch, look_at_a_proof_s=0.01)
@@ -441,9 +424,7 @@ def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(s
     assert 'pip install ".[fast]" in a clone' in event["remedy"]
 
 
-def test_the_process_that_proves_begins_with_what_every_text_has_and_goes_on_with_what_is_asked_for(
-    files, monkeypatch, capfdbinary
-):
+def test_a_process_that_proves_begins_with_what_every_text_has_then_what_is_asked_for(files, monkeypatch, capfdbinary):
     steps: list[str] = []
     monkeypatch.setattr(proving, "end_with_parent", lambda _: steps.append("ends with its parent"))
     monkeypatch.setattr("os.nice", lambda _: steps.append(f"low priority, {'' if proven() is None else 'proven'}"))
@@ -472,9 +453,6 @@ def test_the_process_that_proves_begins_with_what_every_text_has_and_goes_on_wit
     assert not_proven(["plain", "\u4e00\u4e01"]) == []
     prove()
     assert told() == []
-
-
-# Real data
 
 
 def strings_in(value: Any) -> Iterator[str]:

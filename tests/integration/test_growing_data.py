@@ -1,19 +1,35 @@
-"""Files, folders, globs and stores that grow: what an epoch covers, and that a resume has the same rows."""
+"""Data that grow: what an epoch covers, and that a resume has the same rows; and orders that leave no row."""
 
 import json
 import os
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from asyncdata import JsonlSource, Mix, Part, RayExecutor, RowShuffle, Shuffle
-from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
+from asyncdata import (
+    BadRows,
+    DataLoader,
+    HardPacking,
+    JsonlSource,
+    Mix,
+    Outcomes,
+    Part,
+    PassRate,
+    Ranks,
+    RayExecutor,
+    RowShuffle,
+    Shuffle,
+    SoftPacking,
+)
+from asyncdata.errors import ConfigError, NoSamplesError, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support.combinations import each_value
 from tests.support.faults import until
 from tests.support.loaders import make
-from tests.support.loading import SHUFFLE, ids, order_of
+from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of
 from tests.support.stores import HttpHost
-from tests.support.tokenize_fns import row_id
+from tests.support.tokenize_fns import all_dropped, row_id
 
 
 def append(path, first, number, tail=""):
@@ -57,9 +73,7 @@ def folder(tmp_path):
         ("a folder", Shuffle(block_bytes=700, window_blocks=3), 2),
     ],
 )
-def test_an_epoch_covers_the_whole_lines_that_are_there_when_it_begins_and_each_is_in_d(
-    folder, num_workers, shuffle, given
-):
+def test_an_epoch_covers_the_whole_lines_that_it_begins_with_and_each_is_in_d(folder, num_workers, shuffle, given):
     first, later = folder / "m.jsonl", folder / "a.jsonl"
     with open(first, "a", encoding="utf-8") as file:
         file.write('{"id": 100, "pad"')
@@ -154,9 +168,7 @@ def test_a_file_that_comes_with_a_name_that_is_no_utf8_is_named(folder):
         assert len(loader.get_next_batch(101)) == 101
 
 
-@pytest.mark.parametrize(
-    ("how", "num_workers"), each_value(["shrinks", "is edited", "is gone", "becomes an array"], [0, 1])
-)
+@pytest.mark.parametrize(("how", "num_workers"), each_value(["shrinks", "is edited", "is gone", "is an array"], [0, 1]))
 def test_what_an_epoch_has_had_may_not_change(folder, how, num_workers):
     path = folder / "m.jsonl"
     append(folder / "n.jsonl", 500, 5)
@@ -175,14 +187,12 @@ def test_what_an_epoch_has_had_may_not_change(folder, how, num_workers):
             path.unlink()
         else:
             (folder / "z.jsonl").write_text("[1]")
-        with pytest.raises(SourceError if how == "becomes an array" else SourceChangedError, match="AD(120|30[234])"):
+        with pytest.raises(SourceError if how == "is an array" else SourceChangedError, match="AD(120|30[234])"):
             loader.get_next_batch(500)
     if how in ("shrinks", "is edited"):
-        with (
-            make(growing(folder), num_workers=num_workers) as loader,
-            pytest.raises(SnapshotMismatchError, match="m.jsonl"),
-        ):
-            loader.load_state_dict(state)
+        with make(growing(folder), num_workers=num_workers) as loader:
+            with pytest.raises(SnapshotMismatchError, match="m.jsonl"):
+                loader.load_state_dict(state)
 
 
 def test_objects_of_a_store_come_with_a_later_epoch_and_may_not_be_replaced(tmp_path):
@@ -205,9 +215,6 @@ def test_objects_of_a_store_come_with_a_later_epoch_and_may_not_be_replaced(tmp_
             host.put("/bucket/data/c.jsonl", rows(300, 10))
             with pytest.raises(SourceChangedError, match="AD3"):
                 loader.get_next_batch(200)
-
-
-# Ranks
 
 
 def of_rank(folder, shared, rank, state=None, epochs=3, each=lambda _: None):
@@ -313,3 +320,81 @@ def test_a_state_with_growth_and_a_loader_without_refuse_each_other(folder):
             loader.load_state_dict(grown)
     with make(growing(folder), row_id) as loader, pytest.raises(SnapshotMismatchError, match="order.grows"):
         loader.load_state_dict(plain)
+
+
+FILES = {
+    "rows": "".join(json.dumps({"id": n}) + "\n" for n in range(50)),
+    "blank": "\n\n\n",
+    "bad": "1\n2\n",
+    "empty": "",
+}
+SKIP = {"bad_rows": BadRows(policy="skip")}
+NONE_KEPT = {"tokenize_fn": all_dropped}
+WAYS: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "no bytes": ("empty", "full", {}),
+    "blocks of blank lines": ("blank", Shuffle(), {}),
+    "blank lines": ("blank", "full", {}),
+    "blank lines in slime's order": ("blank", RowShuffle(method="slime"), {}),
+    "a slice from the end on": ("rows", RowShuffle(first=50), {}),
+    "a slice from the end on, as they lie": ("rows", RowShuffle(method="none", first=50), {}),
+    "a slice up to the start": ("rows", RowShuffle(stop=0), {}),
+    "a slice up to the start, as they lie": ("rows", RowShuffle(method="none", stop=0), {}),
+    "a slice of no row": ("rows", RowShuffle(first=-5, stop=3), {}),
+    "a split without eval": ("rows", RowShuffle(part="eval", train_ratio=1.0), {}),
+    "a split without train": ("rows", RowShuffle(part="train", train_ratio=0.0), {}),
+    "only kept rows, and none is": ("rows", RowShuffle(only_kept=True), NONE_KEPT),
+    "only kept rows, as they lie": ("rows", RowShuffle(method="none", only_kept=True), NONE_KEPT),
+    "only bad rows": ("bad", "full", SKIP),
+    "only bad rows without a number": ("bad", RowShuffle(first=0), SKIP),
+    "all dropped": ("rows", "full", NONE_KEPT),
+    "all dropped in blocks": ("rows", Shuffle(), NONE_KEPT),
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "outcomes": {"outcomes": Outcomes(policy=PassRate(drop_above=0.9))},
+    "soft packs": {"packing": SoftPacking(max_length=16)},
+    "hard packs": {"packing": HardPacking(max_length=16)},
+    "acknowledged": {"commit": "on_ack"},
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    return tmp_path
+
+
+def take(source: Any, **knobs: Any) -> None:
+    """Ask for samples one at a time, so that much is read ahead."""
+    settings = {"tokenize_fn": row_id, "num_workers": 0, "timeout_s": NEVER_S, "buffer_size": 200, "batch_size": 1}
+    with DataLoader(source, **settings | knobs) as loader:
+        for _ in loader:
+            pass
+
+
+@pytest.mark.parametrize(("way", "other"), each_value(list(WAYS), list(OTHERS)))
+def test_a_loader_whose_order_has_no_row_says_so_and_a_part_is_named(data: Path, way: str, other: str) -> None:
+    name, shuffle, settings = WAYS[way]
+    path = data / f"{name}.jsonl"
+    with pytest.raises(SourceError, match="AD401|AD201"):
+        take(path, shuffle=shuffle, **settings, **OTHERS[other])
+    for weight in (1, 99):
+        parts = {"none": Part(path, shuffle=shuffle, **settings), "all": Part(data / "rows.jsonl", weight=weight)}
+        with pytest.raises(SourceError, match="AD201|AD407 part 'none'"):
+            take(Mix(parts), **OTHERS[other])
+
+
+@pytest.mark.parametrize("way", ["blank lines", "a slice from the end on"])
+def test_a_part_of_a_nested_mixture_is_named_with_its_mixture(data: Path, way: str) -> None:
+    name, shuffle, settings = WAYS[way]
+    inner = Mix({"none": Part(data / f"{name}.jsonl", shuffle=shuffle, **settings), "all": Part(data / "rows.jsonl")})
+    with pytest.raises(NoSamplesError, match=r"AD407 part 'inner\.none'"):
+        take(Mix({"inner": Part(inner), "all": Part(data / "rows.jsonl")}))
+
+
+@pytest.mark.parametrize("way", ["blank lines", "a slice from the end on", "only kept rows, and none is"])
+def test_a_rank_of_an_order_without_a_row_says_so(data: Path, way: str) -> None:
+    name, shuffle, settings = WAYS[way]
+    with pytest.raises(NoSamplesError, match="AD401"):
+        take(data / f"{name}.jsonl", shuffle=shuffle, ranks=Ranks(rank=1, world_size=2), **settings)

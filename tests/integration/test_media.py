@@ -121,12 +121,10 @@ def test_batches_that_are_held_count_and_are_said_once(tmp_path, collate):
 )
 def test_media_that_cannot_be_loaded_make_a_bad_row(tmp_path, fault, workers, code):
     path = write_rows(tmp_path / "rows.jsonl", {7: fault})
-    with (
-        loader_of(path, workers, shuffle=False) as loader,
-        pytest.raises(BadRowError, match=f"{code}.*rows.jsonl:8") as raised,
-    ):
-        assert [check(sample) for sample in loader.get_next_batch(7)] == list(range(7))
-        loader.get_next_batch(1)
+    with loader_of(path, workers, shuffle=False) as loader:
+        with pytest.raises(BadRowError, match=f"{code}.*rows.jsonl:8") as raised:
+            assert [check(sample) for sample in loader.get_next_batch(7)] == list(range(7))
+            loader.get_next_batch(1)
     assert raised.value.line == 8
     with loader_of(path, workers, shuffle=False, bad_rows="skip", batch_size=59) as loader:
         assert [check(sample) for batch in loader for sample in batch] == [n for n in range(60) if n != 7]

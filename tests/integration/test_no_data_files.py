@@ -1,32 +1,36 @@
-"""Files that are no data, hidden files, and folders of several splits: refused or told by name, never left out."""
-
-from __future__ import annotations
+"""Files that are no data, hidden, no files at all, or read by others: refused or told by name, never left out."""
 
 import bz2
 import gzip
 import io
 import json
 import lzma
+import os
 import pickle
+import socket
+import stat
 import tarfile
+import threading
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import JsonArraySource, JsonlSource, ParquetSource
-from asyncdata.errors import SourceError
+from asyncdata import BadRows, Cache, DataLoader, JsonArraySource, JsonlSource, ParquetSource, PromptTokenizeFn
+from asyncdata.errors import AsyncDataError, ConfigError, SnapshotError, SourceError
+from asyncdata.integrations.slime import torch_data
+from asyncdata.telemetry.reader import read
+from tests.support.bad_inputs import GOOD, prompts, with_bad
 from tests.support.combinations import each_value
 from tests.support.hub_server import HubServer
 from tests.support.loaders import make, resumed
-from tests.support.loading import ids, write_rows
+from tests.support.loading import NEVER_S, ids, order_of, write_rows
+from tests.support.parts import mix_of_file
 from tests.support.stores import s3
 from tests.support.streams import jsonl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ROWS = jsonl({"id": i} for i in range(40))
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 146946961\n"
@@ -83,7 +87,6 @@ def test_one_shard_of_three_that_is_no_data_is_refused_by_name(tmp_path, name, b
     spoiled.write_bytes(made())
     shards = [write_rows(tmp_path / f"{part}.jsonl", 30) for part in "ab"]
     said = f"AD109 {spoiled}: none of its first" if said == "AD109" else f"AD123 {spoiled} is {said}"
-
     with pytest.raises(SourceError, match=f"^{said}"):
         make([str(shards[0]), str(spoiled), str(shards[1])], bad_rows=bad_rows)
 
@@ -91,14 +94,12 @@ def test_one_shard_of_three_that_is_no_data_is_refused_by_name(tmp_path, name, b
 @pytest.mark.parametrize("source", [JsonArraySource, ParquetSource])
 def test_a_pointer_in_place_of_other_data_is_named_too(tmp_path, source):
     (tmp_path / "rows").write_bytes(LFS)
-
     with pytest.raises(SourceError, match="AD123 .*rows is a Git LFS pointer"):
         make(source(str(tmp_path / "rows")))
 
 
 def test_the_pointer_among_the_test_data_is_named(test_data, tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl", 30)
-
     with pytest.raises(SourceError, match="AD123 .*lfs_pointer.jsonl is a Git LFS pointer"):
         make([str(rows), str(test_data / "rows" / "lfs_pointer.jsonl")], bad_rows="skip")
 
@@ -114,9 +115,7 @@ def test_a_small_file_without_a_row_is_told_of_once(tmp_path, compress, last):
     small, good = tmp_path / "a.txt", tmp_path / "b.jsonl"
     small.write_bytes(compress(b"\n" + b"no row\n" * 6 + last))
     good.write_bytes(ROWS)
-
     rows, events = delivered([str(small), str(good)], bad_rows="skip")
-
     assert rows == list(range(40))
     told = [(event["path"], event["num_rows"]) for event in events if event["event"] == "source.undecoded"]
     assert told == [(str(small), 6 + bool(last))]
@@ -136,9 +135,7 @@ def test_a_small_file_without_a_row_is_told_of_once(tmp_path, compress, last):
 )
 def test_a_file_with_rows_in_its_first_block_is_read_whatever_comes_first(tmp_path, head):
     (tmp_path / "rows.jsonl").write_bytes(head + ROWS)
-
     rows, events = delivered(str(tmp_path / "rows.jsonl"), bad_rows="skip")
-
     assert rows == ([0] if b"pad" in head else []) + list(range(40))[: 40 - (b"pad" in head)]
     assert not [event for event in events if event["event"] == "source.undecoded"]
 
@@ -149,7 +146,6 @@ def test_a_folder_leaves_hidden_files_out_and_a_path_or_a_hidden_folder_is_read(
     folder.mkdir(parents=True)
     (folder / "a.jsonl").write_bytes(ROWS)
     (folder / name).write_bytes(jsonl([{"id": 77}]))
-
     assert delivered(str(folder), epochs=1)[0] == list(range(40))
     assert delivered(JsonlSource(str(folder / name)), 1)[0] == [77]
     assert delivered(JsonlSource(str(folder / ".*[lt]")), 1)[0] == [77]
@@ -215,10 +211,8 @@ def test_a_folder_of_two_splits_is_refused_until_one_is_named(tmp_path, place, n
     files, glob = SPLITS[names]
     folder, options = place(tmp_path, files)
     glob = glob or files[0]
-
     with pytest.raises(SourceError, match=r"^AD312 the folder .* holds the splits ") as refused:
         make(JsonlSource(folder + "/", **options))
-
     assert f"paths='{folder}/{glob}'" in str(refused.value)
     make(JsonlSource(f"{folder}/{glob}", **options)).close()
     make(JsonlSource(f"{folder}/**/*.jsonl*", **options)).close()
@@ -228,7 +222,6 @@ def test_a_folder_of_two_splits_is_refused_until_one_is_named(tmp_path, place, n
 @pytest.mark.parametrize("names", ONE_SPLIT)
 def test_other_names_are_no_splits(tmp_path, place, names):
     folder, options = place(tmp_path, ONE_SPLIT[names])
-
     with make(JsonlSource(folder, **options)) as loader:
         assert ids(loader.get_next_batch(5)) == [1] * 5
 
@@ -239,7 +232,6 @@ def test_a_repository_of_the_hub_is_a_folder_too(monkeypatch):
     with HubServer() as hub:
         sha = hub.commit("me/data", {"data/train-0.jsonl": ROWS, "data/test-0.jsonl": ROWS, "data/.part.jsonl": b"x"})
         options = {"storage_options": {"endpoint": hub.url}}
-
         with pytest.raises(SourceError, match=rf"AD312 .*paths='hf://datasets/me/data@{sha}/data/train-0.jsonl'"):
             make(JsonlSource("hf://datasets/me/data/data", **options))
 
@@ -248,7 +240,6 @@ def test_parquet_in_the_hubs_layout_is_refused_too(tmp_path):
     tables = pytest.importorskip("tests.support.parquet_files")
     for name in ("train-00000-of-00001", "test-00000-of-00001"):
         tables.write(tmp_path / f"{name}.parquet")
-
     with pytest.raises(SourceError, match=r"AD312 .*paths='.*/test-00000-of-00001.parquet'"):
         make(str(tmp_path))
 
@@ -271,3 +262,178 @@ def test_a_split_that_appears_while_data_grow_is_left_out_and_told_of_once(tmp_p
     with pytest.raises(SourceError, match=r"AD312 .*paths='.*/train-\*.jsonl'"):
         make(JsonlSource(str(folder), grows=True))
     assert resumed(JsonlSource(str(folder / "train-*.jsonl"), grows=True), state, 25, buffer_size=1) == following
+
+
+NUM_ROWS = 60
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        here = os.open(path.parent, os.O_RDONLY)  # a socket's path must be short
+        try:
+            sock.bind(f"/proc/self/fd/{here}/{path.name}")
+        finally:
+            os.close(here)
+
+
+def use(rows: Path, call: Callable[[Any, Path], Any], **knobs: Any) -> Any:
+    with make(rows, **knobs) as loader:
+        return call(loader, rows.parent)
+
+
+def all_ids(rows: Path, **knobs: Any) -> list[int]:
+    return use(rows, lambda loader, _: ids(loader.get_next_batch(NUM_ROWS)), **knobs)
+
+
+def quarantined(rows: Path) -> None:
+    make(rows, bad_rows=BadRows(policy="quarantine", path=str(rows.parent / "bad.jsonl"))).close()
+
+
+def tokenizer(rows: Path) -> None:
+    PromptTokenizeFn(str(rows.parent)).resolve()
+
+
+def by_index(rows: Path) -> list[int]:
+    return sorted(all_ids(rows, shuffle="full", cache=Cache(folder=str(rows.parent / "cache"))))
+
+
+def slimes_state(rows: Path) -> None:
+    torch_data.read(str(rows.parent / "state.pt"))
+
+
+class Case(NamedTuple):
+    """A file that something else is in place of.
+
+    :ivar name: of the file; a pattern, where it is made by ``before``.
+    :ivar call: what reads or writes it, given the rows.
+    :ivar error: what that is; None: it may be done without.
+    """
+
+    name: str
+    call: Callable[[Path], Any]
+    error: type[Exception] | None = None
+    code: str = ""
+    before: Callable[[Path], Any] = lambda rows: None
+
+
+def mixture(name: str) -> Case:
+    return Case(name, lambda rows: mix_of_file(rows.parent / name), ConfigError, "AD470")
+
+
+CASES = {
+    "a snapshot to read": Case(
+        "snapshot", lambda rows: use(rows, lambda loader, folder: loader.restore(folder / "snapshot")), SnapshotError
+    ),
+    "a snapshot to write": Case(
+        "snapshot", lambda rows: use(rows, lambda loader, folder: loader.save(folder / "snapshot")), SnapshotError
+    ),
+    "quarantine": Case("bad.jsonl", quarantined, ConfigError, "AD605"),
+    **{f"a mixture in {suffix}": mixture(f"mix.{suffix}") for suffix in ("toml", "yaml", "json")},
+    "a row index": Case("cache/**/*.index", by_index, before=by_index),
+    "its rows": Case("cache/**/*.places", by_index, before=by_index),
+    "telemetry to write": Case(
+        "run/rank-00000-0000.jsonl",
+        lambda rows: all_ids(rows, telemetry=str(rows.parent / "run")),
+        before=lambda rows: (rows.parent / "run").mkdir(),
+    ),
+    "a tokenizer": Case("tokenizer.json", tokenizer, ConfigError),
+    "a tokenizer's settings": Case("tokenizer_config.json", tokenizer, ConfigError),
+    "slime's state": Case("state.pt", slimes_state, SnapshotError, "AD602", lambda rows: pytest.importorskip("torch")),
+}
+
+
+def ended(call: Callable[[Path], Any], rows: Path) -> Any:
+    """What a call returns or raises; it must end."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call(rows))
+        except (AsyncDataError, OSError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(NEVER_S)
+    assert found, "it still waits"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for number, name in enumerate(CASES)
+        for kind in (os.mkfifo, (Path.mkdir, device, a_socket)[number % 3])
+    ],
+)
+def test_what_is_no_file_is_an_error_at_once_or_done_without(tmp_path, name, kind):
+    case, rows = CASES[name], write_rows(tmp_path / "rows.jsonl", NUM_ROWS)
+    case.before(rows)
+    paths = list(tmp_path.glob(case.name)) or [tmp_path / case.name]
+    for path in paths:
+        path.unlink(missing_ok=True)
+        kind(path)
+
+    found = ended(case.call, rows)
+
+    if case.error is not None:
+        assert isinstance(found, case.error), found
+        assert case.code in str(found)
+    else:
+        assert isinstance(found, AsyncDataError) or sorted(found) == list(range(NUM_ROWS))
+    if name == "telemetry to write":
+        assert found == order_of(rows)
+        assert isinstance(ended(lambda _: read(tmp_path / "run"), rows), AsyncDataError | OSError)
+
+
+@pytest.fixture
+def without_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(with_bad(b"{"))
+    return str(path)
+
+
+def run(data, folder, **knobs):
+    """One epoch, with a bad row that is put aside, and a snapshot."""
+    settings = {"num_workers": 0, "timeout_s": 240, "cache": {"folder": str(folder / "cache")}, **knobs}
+    settings["bad_rows"] = {"policy": "quarantine", "path": str(folder / "quarantine.jsonl")}
+    with DataLoader(data, tokenize_fn=prompts(), **settings) as loader:
+        loader.get_next_batch(2 * len(GOOD))
+        loader.save(folder / "run.snapshot")
+
+
+@pytest.mark.usefixtures("without_umask")
+@pytest.mark.parametrize("shuffle", ["full", True])
+def test_no_file_of_a_run_can_be_read_by_others(data, tmp_path, shuffle):
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o700)
+    run(data, folder, shuffle=shuffle)
+    files = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+    assert {"run.snapshot", "quarantine.jsonl"} <= {os.path.basename(path) for path in files}
+    assert len(files) >= (3 if shuffle == "full" else 2)
+    assert [path for path in files if stat.S_IMODE(os.stat(path).st_mode) != 0o600] == []
+    leaves = [place for place, folders, names in os.walk(folder) if names]
+    assert [path for path in leaves if stat.S_IMODE(os.stat(path).st_mode) != 0o700] == []
+
+
+@pytest.mark.parametrize(("name", "error"), [("quarantine.jsonl", ConfigError), ("run.snapshot", SnapshotError)])
+def test_a_link_in_the_place_of_a_file_is_not_followed(data, tmp_path, name, error):
+    folder, elsewhere = tmp_path / "kept", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.write_text("not ours", encoding="ascii")
+    (folder / name).symlink_to(elsewhere)
+    with pytest.raises(error, match="AD60[15] "):
+        run(data, folder)
+    assert elsewhere.read_text(encoding="ascii") == "not ours"

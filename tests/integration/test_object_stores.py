@@ -1,15 +1,14 @@
 """Objects in stores: the same order as of files, pinned, tried again, kept on the disk, and no secret shown."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
 import random
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -28,9 +27,6 @@ from tests.support.reading_rows import rows_of
 from tests.support.stores import BUCKET, FAST, SECRET, Answer, HttpHost, http_host, jsonl_of, s3
 from tests.support.streams import jsonl
 from tests.support.tokenize_fns import id_and_text, row_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest.importorskip("obstore")
 
@@ -148,7 +144,6 @@ def named(root: str, names: str | list[str]) -> str | list[str]:
 def test_folders_globs_and_lists_name_objects_as_they_name_files_in_all_pages(folder, names, rows):
     root, options = folder
     source = JsonlSource(named(root, names), storage_options=options)
-
     assert take(source, len(rows), shuffle=False) == rows
 
 
@@ -208,7 +203,6 @@ def test_a_manifest_names_objects_and_nothing_is_listed_or_looked_at(host):
         host.put(f"/data/{name}", data)
         lines.append({"path": name, "size": len(data), "etag": hashlib.md5(data).hexdigest(), "rows": 1})
     address = host.put("/data/all.manifest.jsonl", jsonl(lines))
-
     assert take(JsonlSource(address), 3, shuffle=False) == [2, 0, 1]
     assert [request.path for request in host.requests if request.method == "HEAD"] == ["/data/all.manifest.jsonl"]
     host.put("/data/all.manifest.jsonl", jsonl([lines[0] | {"etag": "older"}]))
@@ -216,12 +210,9 @@ def test_a_manifest_names_objects_and_nothing_is_listed_or_looked_at(host):
         take(JsonlSource(address), 1)
 
 
-@pytest.mark.parametrize(
-    "line", [b'{"path": "a.jsonl"}', b"no json", b'{"path": "s3://other/a", "size": 1, "etag": ""}']
-)
+@pytest.mark.parametrize("line", [b'{"path": "a.jsonl"}', b"no json", b'{"path": "s3://o/a", "size": 1, "etag": ""}'])
 def test_a_damaged_manifest_is_named_by_its_line(host, line):
     address = host.put("/x.manifest.jsonl", b"\n" + line)
-
     with pytest.raises(SourceError, match="^AD328 .*x.manifest.jsonl:2: "):
         make(JsonlSource(address))
 
@@ -241,9 +232,7 @@ def test_what_objects_cannot_be_is_refused(host, tmp_path):
 
 @WORKERS
 @pytest.mark.parametrize("kind", ["lines", "Parquet", "a file of the hub's bucket"])
-def test_an_object_that_changes_in_the_middle_is_an_error_and_no_row_of_it_is_delivered(
-    host, hub, tmp_path, kind, num_workers
-):
+def test_an_object_that_changes_in_the_middle_is_an_error_and_gives_no_row(host, hub, tmp_path, kind, num_workers):
     if kind == "lines":
         source, path = JsonlSource(host.put("/a.jsonl", DATA)), "/a.jsonl"
     elif kind == "Parquet":
@@ -318,7 +307,6 @@ def test_faulty_reads_are_tried_again_counted_and_lose_no_row(host, monkeypatch,
         with make(JsonlSource(f"{proxy.url}/a.jsonl", storage_options=FAST), num_workers=num_workers) as loader:
             found = ids(loader.get_next_batch(2 * NUM_ROWS))
             now = loader.statistics()
-
     assert digest(found) == DIGEST
     assert now.store_retries_total > 3
     assert now.store_reads_total > 0
@@ -384,7 +372,6 @@ def test_only_the_bytes_of_the_needed_columns_are_read_and_the_second_run_reads_
     local, remote = (ParquetSource(one, columns=["pad", "id"], reads_per_group=1) for one in (path, address))
     cache = Cache(folder=str(tmp_path / "cache"), remote_max_bytes=64 << 20)
     expected = take(local, 480, tokenize_fn=id_and_text)
-
     assert take(remote, 480, tokenize_fn=id_and_text, cache=cache) == expected
     assert host.num_sent_bytes < 200_000 < 900_000 < len(data)  # the footer twice, and two columns of five
     before = host.num_sent_bytes
@@ -450,7 +437,6 @@ def test_a_second_epoch_and_a_second_run_read_no_block_from_the_store(host, tmp_
     host.put("/a.jsonl", DATA)
     order, num_first, now = cached(host, tmp_path, num_workers=num_workers)
     assert (order, now.store_cached_total > 0) == (DIGEST, True)
-
     order, num_asked, now = cached(host, tmp_path, num_workers=num_workers)
     assert (order, now.store_cache_failures_total) == (DIGEST, 0)
     assert num_asked <= 3 < num_first  # looks at it, and at its first bytes
@@ -485,7 +471,6 @@ def test_rows_of_all_lengths_are_fetched_about_once_in_shuffled_order(host, tmp_
     knobs = {"shuffle": Shuffle(window_blocks=32), "num_workers": num_workers, "epochs": 1}
     expected = take(on_file(tmp_path, "rows.jsonl", data), num_rows, **knobs)
     host.requests.clear()
-
     assert take(JsonlSource(host.put("/a.jsonl", data)), num_rows, **knobs) == expected
     assert len(data) <= sum(stop - start for start, stop in ranges_of(host)) <= 1.3 * len(data)
 
@@ -499,7 +484,6 @@ def test_what_a_short_run_has_read_is_on_the_disk_once_when_it_is_closed(host, t
     num_kept_bytes = sum(path.stat().st_size for path in tmp_path.glob("blocks/*/*"))
     assert num_kept_bytes <= 1.3 * (len(first) << 12)  # a block with the start of the next one
     host.requests.clear()
-
     assert take(JsonlSource(address), 5, **knobs) == expected
     again = {page for start, stop in ranges_of(host) for page in range((start + 16384) >> 12, (stop - 16384) >> 12)}
     assert not again & first
@@ -513,7 +497,6 @@ def test_blocks_that_are_damaged_or_find_no_room_cost_only_speed(host, tmp_path,
     if how == "damaged":
         for file in tmp_path.glob("blocks/*/*"):
             file.write_bytes(b"damaged")
-
     order, num_asked, now = cached(host, tmp_path, **knobs)
     assert order == DIGEST
     assert num_asked > 3
@@ -600,7 +583,6 @@ def test_a_signed_address_is_read_and_its_signature_shown_nowhere(host):
         host.answer = lambda _: Answer(403, b"no")
         with pytest.raises(SourceError, match="^AD324 ") as caught:
             make(JsonlSource(address))
-
     assert all(request.target == "/a.jsonl?X-Sig=sIgNaTuRe" for request in host.requests)
     assert all(request.headers["authorization"].startswith("Basic ") for request in host.requests)
     assert all(secret not in f"{texts} {caught.value}" for secret in ("sIgNaTuRe", "pAsSwOrD"))
@@ -647,7 +629,6 @@ def num_rows(address: str, **options: Any) -> int:
 def test_a_redirection_to_a_link_local_address_is_refused_before_a_request_is_sent(host, target):
     with pytest.raises(SourceError, match="^AD346 .*/a.jsonl is redirected .*allow_private_redirects") as caught:
         num_rows(redirect(host, target))
-
     assert "s3cret" not in str(caught.value)
 
 
@@ -669,7 +650,6 @@ def test_a_redirection_to_a_link_local_address_is_refused_before_a_request_is_se
 def test_a_server_may_not_redirect_into_a_nearer_network_than_its_own(addresses, origin, target, is_refused):
     addresses |= {"origin.example": origin, "target.example": target}
     redirects = Redirects("http://origin.example/a")
-
     try:
         redirects.take_in("http://target.example/b")
     except StoreError as error:
@@ -683,7 +663,6 @@ def test_a_server_may_not_redirect_into_a_nearer_network_than_its_own(addresses,
 def test_a_name_is_looked_up_and_a_setting_allows_what_is_refused(host, other, place, addresses):
     addresses["localhost"] = METADATA
     address = redirect(host, place)
-
     with pytest.raises(SourceError, match="^AD346 .*http://localhost is in a nearer network"):
         num_rows(address)
     assert other.requests == []
@@ -697,7 +676,6 @@ def test_other_redirections_are_followed_without_credentials_and_lead_no_further
     host.answer = lambda request: Answer(302, b"", {"location": "/c"}) if request.path == "/a.jsonl" else None
     host.put("/c", ROWS)
     assert num_rows(f"{host.url}/a.jsonl") == 2
-
     redirect(other, f"http://{METADATA}/")
     with pytest.raises(SourceError, match="^AD346 "):
         num_rows(redirect(host, place))
@@ -705,7 +683,6 @@ def test_other_redirections_are_followed_without_credentials_and_lead_no_further
 
 def test_a_redirection_that_cannot_be_looked_at_is_not_followed(host, other, place, monkeypatch):
     change(monkeypatch, look_at_redirects=lambda *_: None)
-
     with pytest.raises(SourceError, match="^AD326 .*a host that cannot be looked at; allow_private_redirects"):
         num_rows(redirect(host, place), retry_timeout_s=0)
     assert other.requests == []
@@ -718,6 +695,5 @@ def test_behind_a_proxy_every_request_goes_to_the_proxy(other, monkeypatch):
     other.put(target, ROWS)
     other.answer = lambda request: Answer(302, b"", {"location": target}) if "a.jsonl" in request.path else None
     other.put("http://data.example/a.jsonl", ROWS)
-
     assert num_rows("http://data.example/a.jsonl") == 2
     assert {request.path for request in other.requests} == {"http://data.example/a.jsonl", target}

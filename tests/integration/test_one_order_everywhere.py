@@ -98,6 +98,5 @@ def test_no_secret_of_a_store_is_in_a_log_of_ray(nodes, tmp_path):
     context = ray.get_runtime_context()
     logs = Path(context.get_temp_dir()) / context.get_session_name() / "logs"
     texts = [path.read_bytes() for path in logs.rglob("*") if path.is_file()]
-
     assert len(texts) > 5
     assert not any(SECRET.encode() in text for text in texts)

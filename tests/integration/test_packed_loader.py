@@ -93,15 +93,12 @@ def state_after(path: Path, num_batches: int, **knobs: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("packing", [BY_EPOCH, WITH_TAIL], ids=["soft", "hard"])
 @pytest.mark.parametrize("grouping", [None, GROUPING], ids=["as they come", "grouped"])
-def test_each_loop_has_every_token_once_and_planned_packs_are_those_that_are_made_as_rows_come(
-    path, few, packing, grouping
-):
+def test_each_loop_has_every_token_once_and_planned_packs_are_those_made_as_rows_come(path, few, packing, grouping):
     knobs = {"packing": packing, "length_grouping": grouping}
     found, (short,) = loops(path, 3, **knobs), loops(few, **knobs)
     assert [tokens_of(loop) for loop in found] == [EACH_ONCE] * 3
     assert found[0] != found[1]
     assert tokens_of(short) == Counter({0: 5, 1: 6, 2: 7})
-
     number = 1 if grouping else 2  # grouped packs of a later epoch are ordered by other draws
     unplanned = {**PLANNED, "plan_packs": False}
     assert loops(path, number, **knobs, **PLANNED) == loops(path, number, **knobs, **unplanned)
@@ -115,7 +112,6 @@ def test_grouped_packs_come_in_one_order_for_each_global_batch(path, settings):
         return packs(path, batch_size=batch_size, ranks={"gradient_accumulation": steps}, **grouped)
 
     orders = {steps: order(1, steps) for steps in (1, 2, 4, 6)}
-
     for batch_size, steps in ((2, 1), (2, 2), (4, 1), (2, 3), (3, 2), (6, 1)):
         assert order(batch_size, steps) == orders[batch_size * steps]
     assert len({str(found) for found in orders.values()}) == len(orders)
@@ -126,7 +122,6 @@ def test_threads_that_iterate_get_every_pack_once_in_order(path):
     (whole,) = loops(path, packing=BY_EPOCH)
     with make(path, packing=BY_EPOCH) as loader, ThreadPoolExecutor(4) as pool:
         found = list(pool.map(list, [iter(loader)] * 4))
-
     assert Counter(itertools.chain(*found)) == Counter(whole)
     for batches in found:
         places = iter(whole)
@@ -172,7 +167,6 @@ def test_a_collate_fn_is_given_packs_of_documents_with_their_samples(path):
         batch = next(iter(loader))
     with make(path, packing=SOFT, batch_size=2, collate_fn=None) as loader:
         document = next(iter(loader))[0][0]
-
     assert batch["input_ids"].shape == (2, MAX_LENGTH)
     assert batch["cu_seqlens"][-1] == 2 * MAX_LENGTH
     assert document.sample.position is not None
@@ -206,7 +200,6 @@ def test_packs_that_fill_no_batch_are_dropped_and_counted(path, tmp_path, packin
     with make(path, packing=packing, batch_size=5, epochs=2, drop_last=True) as loader:
         batches = list(stream(loader))
         now = loader.statistics()
-
     assert {len(batch.packs) for batch in batches} == {5}
     num_samples = sum(map(len, rows_of(batches)))
     assert now.unpacked_samples_total["drop_last"] == 2 * len(SIZES) - num_samples > 0
@@ -217,13 +210,11 @@ def test_packs_that_fill_no_batch_are_dropped_and_counted(path, tmp_path, packin
 
 def test_a_last_batch_is_filled_with_its_own_packs_so_that_all_ranks_have_one_or_is_not(tmp_path):
     path = write(tmp_path / "rows.jsonl", [60, 61, 62, 63, 64])
-
     found = []
     for round_up in (None, False):
         knobs: Knobs = {"packing": SOFT, "epochs": 1, "shuffle": False, "round_up": round_up, "batch_size": 2}
         with Ranks(path, 2, **knobs) as ranks:
             found.append([[rows_of([batch] if batch else []) for batch in step.batches] for step in ranks.steps()])
-
     first = [[[0], [2]], [[1], [3]]]
     assert found == [[first, [[[4], [4]], [[4], [4]]]], [first, [[[4]], []]]]
 
@@ -236,7 +227,6 @@ def test_the_last_batch_of_ranks_without_packing_is_filled_or_dropped(tmp_path, 
     with Ranks(write(tmp_path / "rows.jsonl", [1] * 17), 2, batch_size=4, epochs=1, **knobs) as ranks:
         steps = list(ranks.steps())
         assert ranks.loaders[0].statistics().dropped_total == dropped
-
     sizes = [[len(step.batches[rank].packs) for step in steps if step.batches[rank]] for rank in range(2)]
     assert sizes == [[4, 4, *some] for some in last]
 
@@ -294,9 +284,7 @@ def fails_on_each_tenth(row: dict[str, Any]) -> list[int] | None:
 def test_bad_and_dropped_rows_are_passed_over_and_counted_once(path, knobs, every):
     kept = {row: 2 * size for row, size in enumerate(SIZES) if row % 10 not in {3, 7}}
     settings = {"tokenize_fn": fails_on_each_tenth, "bad_rows": "skip", "epochs": 2}
-
     found, loader = resumed_often(path, every, **settings, **knobs)
-
     missing = (Counter(kept) - tokens_of(found)).total()
     assert missing == (sum(kept.values()) % MAX_LENGTH if knobs.get("packing") is HARD else 0)
     now = loader.statistics()
@@ -356,7 +344,6 @@ def test_a_loop_is_stopped_and_again_and_after_a_resume_if(tmp_path, sizes, knob
             with pytest.raises(error, match=message):
                 list(loader)
         state = loader.state_dict()
-
     with make(path, **{"shuffle": False, **knobs}) as loader:
         loader.load_state_dict(state)
         with pytest.raises(error):

@@ -191,96 +191,79 @@ def cut(tmp_path, picture):
 
 
 BAD = {
-    "no such file": (
-        lambda *_: asks(image("/no/such.png")),
-        {},
-        "AD457.*picture 1 of the chat ./no/such.png.*NotFound",
-    ),
-    "no picture": (lambda tmp_path, _: asks(image(str(tmp_path / "rows.jsonl"))), {}, "AD457.*cannot be read"),
-    "cut": (cut, {}, "AD457.*cut.png.*cannot be read"),
-    "many pixels": (lambda _, picture: asks(image(picture)), {"max_pixels": 5000}, "AD457.*90 x 60 pixels; max_pixels"),
-    "many bytes": (lambda _, picture: asks(image(picture)), {"max_bytes": 50}, "AD457.*more than max_bytes=50"),
-    "too long": (lambda _, picture: asks(image(picture)), {"max_aspect": 1}, "AD457.*90 x 60, more than 1 to 1"),
-    "many": (lambda _, picture: asks(image(picture), image(picture)), {"max_pictures": 1}, "AD457.*2 pictures, more"),
+    "no such file": (lambda *_: asks(image("/no/such.png")), "AD457.*picture 1 of the chat ./no/such.png.*NotFound"),
+    "no picture": (lambda tmp_path, _: asks(image(str(tmp_path / "rows.jsonl"))), "AD457.*cannot be read"),
+    "cut": (cut, "AD457.*cut.png.*cannot be read"),
+    "many pixels": (lambda _, picture: asks(image(picture)), "AD457.*90 x 60 pixels; max_pixels", {"max_pixels": 5000}),
+    "many bytes": (lambda _, picture: asks(image(picture)), "AD457.*more than max_bytes=50", {"max_bytes": 50}),
+    "too long": (lambda _, picture: asks(image(picture)), "AD457.*90 x 60, more than 1 to 1", {"max_aspect": 1}),
+    "many": (lambda _, picture: asks(image(picture), image(picture)), "AD457.*2 pictures, more", {"max_pictures": 1}),
     "remote": (
         lambda *_: asks(image("https://host/a.png", "url")),
-        {},
         "AD457.*remote .https://host/a.png.*'host' is not in allowed",
     ),
-    "outside": (lambda _, picture: asks(image(picture)), {"media_root": "/usr"}, "AD457.*outside of media_root='/usr'"),
-    "no base64": (lambda *_: asks(image("data:image/png;base64,?", "url")), {}, "AD457.*base64"),
-    "no place": (lambda _, picture: asks() | {"images": [picture]}, {}, "AD114.*1 pictures, .*places for 0"),
-    "no picture for a place": (
-        lambda *_: asks({"type": "image"}),
-        {},
-        "AD114.*0 pictures, .*places for 1; .*images_key",
-    ),
-    "no picture for a text": (lambda *_: asks("<image>?") | {"pictures": ["a.png"]}, {}, "AD114.*places for 1;.*_key="),
+    "outside": (lambda _, picture: asks(image(picture)), "AD457.*outside of media_root='/usr'", {"media_root": "/usr"}),
+    "no base64": (lambda *_: asks(image("data:image/png;base64,?", "url")), "AD457.*base64"),
+    "no place": (lambda _, picture: asks() | {"images": [picture]}, "AD114.*1 pictures, .*places for 0"),
+    "no picture for a place": (lambda *_: asks({"type": "image"}), "AD114.*0 pictures, .*places for 1; .*images_key"),
+    "no picture for a text": (lambda *_: asks("<image>?") | {"pictures": ["a.png"]}, "AD114.*places for 1;.*_key="),
     "a picture of a turn": (
         lambda _, picture: {"messages": [{"role": "user", "content": "?", "images": [picture]}, ANSWER]},
-        {},
         "AD130.*a turn .*'images' beside its content",
     ),
     "a picture of a turn of ShareGPT": (
         lambda _, picture: {"conversations": [{"from": "human", "value": "?", "image": picture}]},
-        {},
         "AD130.*a turn .*'image' beside its content",
     ),
-    "a text in its part": (lambda _, picture: asks(image(picture) | {"text": "?"}), {}, "AD130.*a 'text' beside it"),
+    "a text in its part": (lambda _, picture: asks(image(picture) | {"text": "?"}), "AD130.*a 'text' beside it"),
     "an answer too many": (
         lambda _, picture: {
             "messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "<image> <image>"}],
             "images": [picture] * 2,
         },
-        {},
         "AD114.*2 pictures, .*places for 1, and 2 in answers",
     ),
     "nobody asks": (
         lambda _, picture: {"messages": [{"role": "system", "content": "?"}, ANSWER], "images": [picture]},
-        {},
         "AD114.*1 pictures, .*places for 0",
     ),
     "a result of Anthropic": (
         lambda _, picture: asks({"type": "tool_result", "tool_use_id": "a", "content": [image(picture)]}),
-        {},
         "AD131.*a turn of its own, of the role 'tool', whose content may have text and media",
     ),
     "a mark": (
         lambda _, picture: asks(image(picture), {"type": "text", "text": "<|image_pad|>"}),
-        {},
         "AD114.*2 times for 1 pictures",
     ),
-    "a video": (lambda *_: asks({"type": "video", "video": "a.mp4"}), {}, "AD130.*two phases.*videos"),
-    "a sound": (lambda *_: asks({"type": "audio", "audio": "a.wav"}), {}, "AD130.*two phases.*sounds"),
-    "a store": (lambda *_: asks(image("s3://bucket/a.png")), {}, "AD457.*s3://bucket/a.png.*allowed_hosts.*mount"),
-    "a file of a host": (lambda *_: asks(image("file://host/a.png")), {}, "AD457.*file://host/a.png.*without a host"),
-    "a column of videos": (lambda *_: asks() | {"videos": ["a.mp4"]}, {}, "AD130.*'videos', which is not read.*phases"),
+    "a video": (lambda *_: asks({"type": "video", "video": "a.mp4"}), "AD130.*two phases.*videos"),
+    "a sound": (lambda *_: asks({"type": "audio", "audio": "a.wav"}), "AD130.*two phases.*sounds"),
+    "a store": (lambda *_: asks(image("s3://bucket/a.png")), "AD457.*s3://bucket/a.png.*allowed_hosts.*mount"),
+    "a file of a host": (lambda *_: asks(image("file://host/a.png")), "AD457.*file://host/a.png.*without a host"),
+    "a column of videos": (lambda *_: asks() | {"videos": ["a.mp4"]}, "AD130.*'videos', which is not read.*phases"),
     "an unread column": (
         lambda _, picture: asks() | {"image": picture},
-        {"images_key": "pictures"},
         "AD130 .*'image', which is not read: Processor.images_key='pictures'. names",
+        {"images_key": "pictures"},
     ),
     "two columns": (
         lambda _, picture: asks({"type": "image"}) | {"image": picture, "images": [picture]},
-        {},
         "AD115.*'images' and under 'image'; ignore_keys=",
     ),
-    "a file of Anthropic": (lambda *_: asks(image({"file_id": "a"}, "source")), {}, "AD457.*object of 'file_id'; need"),
-    "base64 of no picture": (lambda *_: asks(image("Zm9v" * 400)), {}, "AD457.*bytes of the row. cannot be read"),
+    "a file of Anthropic": (lambda *_: asks(image({"file_id": "a"}, "source")), "AD457.*object of 'file_id'; need"),
+    "base64 of no picture": (lambda *_: asks(image("Zm9v" * 400)), "AD457.*bytes of the row. cannot be read"),
     "a size of its own": (
         lambda _, picture: asks(image(picture) | {"max_pixels": 50176}),
-        {},
         "AD457.*'max_pixels', which is not read",
     ),
-    "a number": (lambda *_: asks(image(7)), {}, "AD457.*must be a path"),
+    "a number": (lambda *_: asks(image(7)), "AD457.*must be a path"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_row_whose_pictures_cannot_be_had_is_bad(tmp_path, folders, picture, name):
-    row, settings, message = BAD[name]
+    row, message, *settings = BAD[name]
     with pytest.raises(BadRowError, match=message):
-        loaded(tmp_path, folders["qwen3_vl"], row(tmp_path, picture), **settings)
+        loaded(tmp_path, folders["qwen3_vl"], row(tmp_path, picture), **dict(*settings))
 
 
 @pytest.fixture
@@ -406,9 +389,7 @@ def test_what_cannot_be_planned_is_refused(tmp_path, folders):
             _ = ChatTokenizeFn(folders["gemma3"], processor=str(tmp_path)).columns
 
 
-def test_a_transformers_without_processors_for_pillow_is_refused_with_the_way_out(
-    tmp_path, folders, picture, monkeypatch
-):
+def test_transformers_without_processors_for_pillow_is_refused_with_a_way_out(tmp_path, folders, picture, monkeypatch):
     import transformers
 
     monkeypatch.setattr(transformers, "__version__", "5.4.0")
@@ -453,7 +434,6 @@ def test_the_report_says_what_was_loaded_of_pictures_and_what_failed(tmp_path, f
     with loader_of(tmp_path, folders["qwen3_vl"], *rows, knobs=knobs) as loader:
         assert [len(batch) for batch in loader] == [3]
         num_bytes = loader.statistics().media_bytes_total
-
     last = read(tmp_path / "run").starts[0].intervals[-1]
     assert (last.media_loaded, last.media_failed, last.media_bytes) == (3, 1, num_bytes)
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0

@@ -1,10 +1,9 @@
-"""Planned packs: they are known before a row is read, each rank tokenizes its own rows, and what goes wrong is named.
+"""Planned packs: known before a row is read, and what goes wrong is named; and the place of batches in a state."""
 
-That ranks together have every token, also after restarts with other ranks, is in ``test_sft_resume.py``.
-"""
-
+import contextlib
 import gzip
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -12,15 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
-from asyncdata.errors import BadRowError, ConfigError, NoSamplesError
+from asyncdata import HardPacking, LengthGrouping, Mix, Part, RowShuffle, Shuffle, SoftPacking
+from asyncdata import Ranks as DataRanks
+from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, PrefetchTimeoutError
 from asyncdata.xtuner import XTunerPacking
+from tests.support import planned_media
 from tests.support.inner import change
+from tests.support.loaders import make as make_loader
+from tests.support.loading import NEVER_S, write_rows
 from tests.support.planned_fns import kills, logged, numbered, tokens_of, with_one_more
+from tests.support.planned_media import NumberedMedia
 from tests.support.ranks import Batch, Ranks, Step, make
 
 Knobs = dict[str, Any]
-
 NUM_ROWS = 150
 MAX_LENGTH = 24
 SOFT = SoftPacking(max_length=MAX_LENGTH)
@@ -77,7 +80,6 @@ def test_xtuners_packs_are_those_of_every_epoch_and_each_file_is_a_data_set(knob
     with make(list(map(str, files)), packing=packing, **knobs) as loader:
         epochs = [packs_of(loader) for _ in range(2)]
         num_samples = loader.statistics().samples_total
-
     lengths = [np.array([row["n"] for row in rows_of(*some) if row["n"]]) for some in ((60, 0), (90, 60))]
     theirs = packing.plan(lengths)
     packs = [theirs.pack(number) for number in range(theirs.num_packs)]
@@ -89,14 +91,12 @@ def test_xtuners_packs_are_those_of_every_epoch_and_each_file_is_a_data_set(knob
 @pytest.mark.parametrize("shuffle", ["full", RowShuffle(), RowShuffle(only_kept=True)], ids=str)
 def test_rows_without_a_sample_are_not_planned_whatever_the_shuffle_says(path, knobs, shuffle):
     found = epoch_of(path, packing=SOFT, plan_packs=True, **{**knobs, "shuffle": shuffle})
-
     assert sorted(itertools.chain(*found)) == KEPT
     assert found == epoch_of(path, packing=SOFT, plan_packs=True, **{**knobs, "shuffle": "full"})
 
 
 def test_some_of_the_rows_are_planned_as_a_slice(path, knobs):
     found = epoch_of(path, **XTUNER, **{**knobs, "shuffle": RowShuffle(method="none", first=10, stop=50)})
-
     assert sorted(itertools.chain(*found)) == [tokens_of(row) for row in rows_of()[10:50] if row["n"]]
 
 
@@ -106,11 +106,9 @@ def test_windows_join_without_a_seam_for_every_rank(path, knobs, plan, monkeypat
     settings = {**knobs, **plan, "epochs": 2, "round_up": False}
     with Ranks(path, 2, **settings) as ranks:
         whole = list(ranks.steps())
-
     change(monkeypatch, rows_per_window=40)
     with Ranks(path, 2, **settings) as ranks:
         parted = list(ranks.steps())
-
     assert [step.batches for step in parted] == [step.batches for step in whole]
 
 
@@ -135,9 +133,7 @@ def test_an_epoch_that_was_begun_goes_on_in_its_order_with_other_ranks(path, kno
 
 
 @pytest.mark.parametrize(("plan", "num_workers"), [("xtuner", 2), ("soft", 0), ("rows", 0)])
-def test_a_second_run_counts_no_row_again_and_does_not_look_at_those_that_were_dropped(
-    jsonl_file, tmp_path, knobs, plan, num_workers
-):
+def test_a_second_run_counts_no_row_again_and_looks_at_no_dropped_one(jsonl_file, tmp_path, knobs, plan, num_workers):
     log = tmp_path / "calls"
     path = jsonl_file([{**row, "log": str(log)} for row in rows_of()])
     settings = {**knobs, **PLANS[plan], "tokenize_fn": logged, "num_workers": num_workers}
@@ -181,7 +177,6 @@ def test_a_rank_tokenizes_its_own_rows_and_no_others_once_the_index_is_made(path
 
 def test_a_function_without_a_version_can_be_planned_and_is_not_kept(path, knobs, tmp_path):
     assert epoch_of(path, **XTUNER, **{**knobs, "tokenize_fn": lambda row: tokens_of(row) or None})
-
     assert not list((tmp_path / "cache").rglob("*.index"))
 
 
@@ -252,12 +247,9 @@ def test_what_cannot_be_planned_says_what_can(path, knobs, settings, error, mess
         epoch_of(path, **{**knobs, **settings})
 
 
-def test_data_without_a_sample_and_a_stream_say_what_became_of_the_rows_and_what_can_be_planned(
-    knobs, jsonl_file, tmp_path
-):
+def test_data_without_a_sample_and_a_stream_say_what_became_of_rows_and_can_be_planned(knobs, jsonl_file, tmp_path):
     with pytest.raises(NoSamplesError, match="AD401 1 rows read, 0 kept: 1 by empty"):
         epoch_of(jsonl_file([{"id": 1, "n": 0}]), **XTUNER, **knobs)
-
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"id": 1, "n": 1}\n'))
     with pytest.raises(ConfigError, match="AD453 .*rows.jsonl.gz can only be read from front to back.*SoftPacking"):
         epoch_of(tmp_path / "rows.jsonl.gz", **XTUNER, **knobs)
@@ -267,6 +259,130 @@ def test_data_without_a_sample_and_a_stream_say_what_became_of_the_rows_and_what
 def test_more_rows_than_can_be_planned_are_refused_as_soon_as_they_are_found(path, knobs, monkeypatch, most, num_rows):
     """Of 150 rows 141 have tokens, and the packs cut more of them than are left."""
     change(monkeypatch, bytes_of_an_index_block=64, most_pieces_of_a_plan=most)
-
     with pytest.raises(ConfigError, match=rf"^AD453 {num_rows} rows or pieces of rows are more than the {most} that"):
         epoch_of(path, **{**knobs, **BY_EPOCH, "packing": HardPacking(max_length=MAX_LENGTH), "num_workers": 0})
+
+
+SIZES = {"code": 97, "math": 61, "chat": 23}
+SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
+OLD, NEW = {"code": 5, "math": 3, "chat": 2}, {"code": 1, "math": 2, "chat": 7}
+PACKINGS = {
+    "hard": {"packing": HardPacking(max_length=16)},
+    "across": {"packing": HardPacking(max_length=16, across_epochs=True)},
+    "soft": {"packing": SoftPacking(max_length=16, window_samples=12, window_tokens=1)},
+    "grouped": {"packing": SoftPacking(max_length=16, window_samples=12), "length_grouping": LengthGrouping(window=4)},
+    "samples": {"length_grouping": LengthGrouping(window=8)},
+}
+NUM_BATCHES = 5
+
+
+def text(row):
+    """Up to seven tokens, all of which tell the row; some rows have none."""
+    return [row["id"]] * (row["id"] % 8)
+
+
+@pytest.fixture
+def data(tmp_path):
+    for name, number in SIZES.items():
+        write_rows(tmp_path / f"{name}.jsonl", number)
+        planned_media.write_rows(tmp_path / f"{name}.media.jsonl", num_rows=number)
+    return tmp_path
+
+
+def mix_of(data, weights, ending=".jsonl"):
+    parts = {name: Part(data / f"{name}{ending}", weight=weight) for name, weight in weights.items()}
+    return Mix(parts, quota=10, on_mix_change="apply")
+
+
+def pieces_of(batch):
+    """What a batch has of each sample: part, part's epoch, row, and the tokens from where."""
+    documents = [piece for item in batch for piece in (item if isinstance(item, list) else [item])]
+    samples = [(getattr(one, "sample", one), getattr(one, "start", 0), len(one.tokens)) for one in documents]
+    return [(s.source_name, s.source_epoch, int(s.tokens[0]), start, number) for s, start, number in samples]
+
+
+def batches(mix, rank=0, number=NUM_BATCHES, state=None, ahead=lambda loader: None, **settings):
+    """The batches of one rank, and the state after each."""
+    found, states = [], []
+    settings = {"tokenize_fn": text, "shuffle": SHUFFLE, "batch_size": 2, **settings}
+    with make_loader(mix, ranks=DataRanks(rank=rank, world_size=2), **settings) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        while len(found) < number:
+            for batch in loader:
+                found.append(pieces_of(batch))
+                ahead(loader)
+                states.append(loader.state_dict())
+                if len(found) == number:
+                    break
+    return found, states
+
+
+@pytest.mark.parametrize("kind", PACKINGS)
+def test_new_weights_begin_at_the_same_sample_whatever_each_rank_has_read_ahead(data, kind):
+    settings = PACKINGS[kind]
+    old, new = mix_of(data, OLD), mix_of(data, NEW)
+
+    def continued(rank, buffer_size, **other):
+        _, states = batches(old, rank, buffer_size=buffer_size, **settings, **other)
+        return batches(new, rank, 8, states[-1], **settings)[0]
+
+    wanted = [continued(rank, None) for rank in range(2)]
+    assert [continued(0, None), continued(1, 20)] == wanted
+    assert [continued(0, 6), continued(1, 200)] == wanted
+    pieces = [piece for found in wanted for batch in found for piece in batch]
+    assert len(set(pieces)) == len(pieces)
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("soft", 0), ("samples", 2)])
+def test_media_that_are_loaded_ahead_move_no_place(data, kind, workers):
+    settings = {**PACKINGS[kind], "tokenize_fn": NumberedMedia()}
+    old, new = mix_of(data, OLD, ".media.jsonl"), mix_of(data, NEW, ".media.jsonl")
+
+    def is_read_ahead(loader):
+        while loader.statistics().ready_samples < 100:
+            threading.Event().wait(0.02)
+
+    def continued(rank, buffer_size, ahead=lambda loader: None):
+        _, states = batches(old, rank, buffer_size=buffer_size, ahead=ahead, num_workers=workers, **settings)
+        return batches(new, rank, 8, states[-1], **settings)[0]
+
+    wanted = [continued(rank, 4) for rank in range(2)]
+    assert [continued(0, 4), continued(1, 200, is_read_ahead)] == wanted
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_state_after_a_smaller_batch_of_samples_that_came_again_goes_on_with_the_schedule(data, number):
+    """Packs that waited for the rest of a batch fill smaller ones after a restart, without a new sample."""
+    settings = {"packing": HardPacking(max_length=16), "length_grouping": LengthGrouping(window=8)}
+    mix = mix_of(data, OLD)
+    _, states = batches(mix, number=number, batch_size=2, **settings)
+    wanted, states = batches(mix, number=12, state=states[-1], batch_size=1, **settings)
+    assert batches(mix, number=11, state=states[0], batch_size=1, **settings)[0] == wanted[1:]
+
+
+def test_a_batch_that_was_waited_for_in_vain_moves_no_place(data):
+    """Some of its samples were packed when the time was over."""
+    is_open = threading.Event()
+    is_open.set()
+
+    def gated(row):
+        is_open.wait(NEVER_S)
+        return text(row)
+
+    def place(loader):
+        return {name: part for name, part in loader.state_dict().items() if name in {"mixture", "packing", "position"}}
+
+    packing = HardPacking(max_length=64)
+    with make_loader(mix_of(data, OLD), gated, packing=packing, batch_size=1, buffer_size=4, timeout_s=0.05) as loader:
+        num_batches = 0
+        while num_batches < 3:
+            with contextlib.suppress(PrefetchTimeoutError):
+                num_batches += bool(next(iter(loader)))
+        is_open.clear()
+        before, position = place(loader), loader.position()
+        while loader.position() == position:
+            with pytest.raises(PrefetchTimeoutError):
+                next(iter(loader))
+        assert place(loader) == before
+        is_open.set()

@@ -104,9 +104,7 @@ def test_what_is_delivered_is_what_other_workers_give(tmp_path, small_tokenizer,
     knobs, data = {"epochs": 1, "executor": REMOTE, **knobs}, source_of(source, tmp_path)
     if knobs.get("tokenize_fn") is PromptTokenizeFn:
         knobs["tokenize_fn"] = PromptTokenizeFn(str(small_tokenizer), label_key="id", max_length=30)
-
     found = delivered(make(data, **knobs))
-
     assert found[0]
     assert found == delivered(make(data, **{**knobs, "executor": None}))
 
@@ -138,7 +136,6 @@ def test_a_run_resumes_on_other_workers_with_the_next_sample(tmp_path, first, th
     with make(path, then) as loader:
         loader.load_state_dict(state)
         after = ids(loader.get_next_batch(363))
-
     assert before + after == whole
 
 
@@ -149,7 +146,6 @@ def test_a_row_that_brings_actors_down_is_found_and_no_other_is_blamed(tmp_path,
     path = write_rows(tmp_path / "rows.jsonl", 40, {13: special})
     knobs = {"epochs": 1, "bad_rows": "skip", "limits": Limits(row_timeout_s=1.5), "shuffle": False}
     found, dropped, _ = delivered(make(path, REMOTE, function, **knobs))
-
     assert [tokens[0] for tokens, *_ in found] == [number for number in range(40) if number != 13]
     assert dropped == {f"bad row {code}": 1}
 
@@ -169,7 +165,6 @@ def test_a_folder_is_sent_only_by_the_process_that_connects(tmp_path):
     executor = RayExecutor(num_workers=1, runtime_env={"working_dir": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"^AD497 .*ray\.init\(runtime_env=") as caught:
         make(write_rows(tmp_path / "rows.jsonl", 10), executor)
-
     assert str(tmp_path) in str(caught.value)
 
 
@@ -180,7 +175,6 @@ def test_a_node_that_does_not_see_the_data_is_named_with_the_file(tmp_path, monk
     path = "/proc/self/cwd/seen.jsonl"
     with make(path, RayExecutor(num_workers=1)) as loader, pytest.raises(SourceError) as caught:
         loader.get_next_batch(1)
-
     assert str(caught.value).startswith("AD492 node ") and path in str(caught.value)
     assert "cannot be read there" in str(caught.value)
 
@@ -289,6 +283,5 @@ def test_local_workers_come_first_and_actors_while_the_trainer_waits(tmp_path):
             loader.get_next_batch(16)
         while not any(worker.state != "starting" and worker.pid is None for worker in loader.statistics().workers):
             loader.get_next_batch(16)
-
     changed = [event for event in events if event["event"] == "autotune.changed"]
     assert (changed[0]["before"], changed[0]["after"]) == (1, 2)

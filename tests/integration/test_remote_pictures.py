@@ -63,34 +63,31 @@ def slow(server):
 
 
 BAD = {
-    "not allowed": ("/a.png", None, {"hosts": ("127.0.0.1",)}, "is not in allowed_hosts.*127.0.0.1"),
-    "missing": ("/b", Response(404, {}), {}, "status 404; try 1"),
-    "elsewhere": ("/b", Response(302, {"location": "http://localhost:1/x"}), {}, "redirected.*'localhost:1' is not in"),
+    "not allowed": ("/a.png", None, "is not in allowed_hosts.*127.0.0.1", {"hosts": ("127.0.0.1",)}),
+    "missing": ("/b", Response(404, {}), "status 404; try 1"),
+    "elsewhere": ("/b", Response(302, {"location": "http://localhost:1/x"}), "redirected.*'localhost:1' is not in"),
     "to a store": (
         "/b",
         Response(302, {"location": "ftp://localhost/x"}),
-        {},
         "redirected.*ftp://localhost/x.: neither http",
     ),
-    "too big": ("/a.png", None, {"max_bytes": 50}, "bytes or more; max_bytes=50"),
-    "slow": ("/b", slow, {"timeout_s": 0.3}, "within timeout_s=0.3"),
-    "overloaded": ("/b", Response(503, {}), {}, "status 503; try 3"),
-    "cut": ("/b", Response(200, {}, b"12345", cut_at=2), {}, "2 of 5 bytes came; try 3"),
-    "no picture": ("/b", Response(200, {}, b"<html>"), {}, "no picture that Pillow knows"),
+    "too big": ("/a.png", None, "bytes or more; max_bytes=50", {"max_bytes": 50}),
+    "slow": ("/b", slow, "within timeout_s=0.3", {"timeout_s": 0.3}),
+    "overloaded": ("/b", Response(503, {}), "status 503; try 3"),
+    "cut": ("/b", Response(200, {}, b"12345", cut_at=2), "2 of 5 bytes came; try 3"),
+    "no picture": ("/b", Response(200, {}, b"<html>"), "no picture that Pillow knows"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_fetched_is_a_bad_row(tmp_path, folder, site, name):
-    path, answer, settings, message = BAD[name]
+    path, answer, message, *settings = BAD[name]
     if answer is not None:
         site.answers[path] = answer
-    settings = {"hosts": [host_of(site)]} | settings
-    with (
-        opened(tmp_path, folder, site.url + path, **settings) as loader,
-        pytest.raises(BadRowError, match=f"AD457.*{message}"),
-    ):
-        loader.get_next_batch(1)
+    settings = {"hosts": [host_of(site)]} | dict(*settings)
+    with opened(tmp_path, folder, site.url + path, **settings) as loader:
+        with pytest.raises(BadRowError, match=f"AD457.*{message}"):
+            loader.get_next_batch(1)
 
 
 def test_a_failure_that_passes_is_tried_again(tmp_path, folder, site):
@@ -121,9 +118,7 @@ def test_a_host_is_a_plain_name(host):
 
 def test_a_user_in_an_address_is_refused_and_not_shown(tmp_path, folder, site):
     url = f"http://me:secret@{host_of(site)}/a.png"
-    with (
-        opened(tmp_path, folder, url, hosts=[host_of(site)]) as loader,
-        pytest.raises(BadRowError, match="a user or a password") as caught,
-    ):
-        loader.get_next_batch(1)
+    with opened(tmp_path, folder, url, hosts=[host_of(site)]) as loader:
+        with pytest.raises(BadRowError, match="a user or a password") as caught:
+            loader.get_next_batch(1)
     assert "secret" not in str(caught.value)

@@ -1,10 +1,10 @@
 """Rows of Parquet that were copied for the row index: a damaged copy is never delivered, and is put right."""
 
-from __future__ import annotations
-
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,10 +12,6 @@ from structlog.testing import capture_logs
 from asyncdata import DataLoader, RowShuffle
 from tests.support.combinations import each_value
 from tests.support.tokenize_fns import id_and_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -90,10 +86,8 @@ def test_a_damaged_copy_is_never_delivered_and_is_put_right(parquet, cache_dir, 
     assert before
     for copy in copies(cache_dir):
         damage(copy)
-
     with capture_logs() as logs, loader(parquet, cache_dir, num_workers=num_workers) as data:
         assert delivered(data) == expected
-
     assert [log["log_level"] for log in logs if log["event"] == "index.copy_damaged"][:1] == ["warning"]
     assert [copy.read_bytes() for copy in copies(cache_dir)] == before
 
@@ -102,7 +96,6 @@ def test_a_damaged_copy_is_never_delivered_and_is_put_right(parquet, cache_dir, 
 def test_a_copy_that_is_lost_during_a_run_costs_no_row(parquet, cache_dir, harm):
     with loader(parquet, cache_dir) as data:
         expected = delivered(data)
-
     with loader(parquet, cache_dir) as data:
         found = delivered(data, 10)
         for copy in copies(cache_dir):
@@ -142,7 +135,6 @@ def test_what_a_killed_worker_left_half_written_goes_with_the_next_run_and_not_b
         with loader(parquet, cache_dir) as other:
             delivered(other)
         assert left.exists(), "another run may be writing it"
-
     with loader(parquet, cache_dir) as data:
         delivered(data)
     assert copies(cache_dir) == made

@@ -1,26 +1,28 @@
-"""``shuffle="full"`` and the other orders of single rows: exact, resumable, the same for any number of workers."""
-
-from __future__ import annotations
+"""d"""
 
 import errno
+import gzip
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import BadRows, DataLoader, HardPacking, JsonlSource, Ranks, RowShuffle
+from asyncdata import BadRows, DataLoader, HardPacking, JsonArraySource, JsonlSource, Ranks, RowShuffle
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
+from tests.support.combinations import each_value
 from tests.support.inner import change
+from tests.support.loaders import make
 from tests.support.loading import ids, write_rows
-from tests.support.tokenize_fns import row_id, waits_for_a_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.streams import jsonl, write
+from tests.support.tokenize_fns import id_and_text, row_id, waits_for_a_file
 
 NUM_ROWS = 500
 
@@ -39,11 +41,8 @@ def path(jsonl_file) -> Path:
 
 def loader(path: Any, shuffle: Any = "full", function: Any = row_id, **knobs: Any) -> DataLoader:
     cache = {name: knobs.pop(name) for name in ("folder", "max_row_index_bytes") if name in knobs}
-    knobs = {
-        "num_workers": 0,
-        "buffer_size": 64,
-        "cache": {**cache, "folder": str(cache["folder"])} if cache else {},
-    } | knobs
+    cache = {**cache, "folder": str(cache["folder"])} if cache else {}
+    knobs = {"num_workers": 0, "buffer_size": 64, "cache": cache} | knobs
     return DataLoader(path if isinstance(path, list) else str(path), tokenize_fn=function, shuffle=shuffle, **knobs)
 
 
@@ -56,10 +55,8 @@ def shuffled(rows: list[int], seed: int) -> list[int]:
 def test_slimes_method_gives_slimes_permutation(path, seed):
     random.seed(7)
     state = random.getstate()
-
     with loader(path, RowShuffle(method="slime"), seed=seed) as data:
         epochs = [ids(data.get_next_batch(NUM_ROWS)) for _ in range(3)]
-
     assert epochs == [shuffled(list(range(NUM_ROWS)), seed + epoch) for epoch in range(3)]
     assert random.getstate() == state, "the global generator is the user's"
 
@@ -69,7 +66,6 @@ def test_rows_that_yield_no_sample_are_left_out_before_they_are_ordered(path):
         assert data.num_rows() == NUM_ROWS // 2
         found = ids(data.get_next_batch(NUM_ROWS // 2))
         statistics = data.statistics()
-
     kept = list(range(0, NUM_ROWS, 2))
     assert found == [kept[i] for i in shuffled(list(range(len(kept))), 1)]
     assert statistics.excluded_rows == {"tokenize_fn": NUM_ROWS // 2}
@@ -125,11 +121,9 @@ def test_the_rows_that_have_a_number_are_those_of_a_list_sliced_filtered_and_spl
 def test_a_bad_row_stops_an_order_that_would_leave_it_out_unless_it_may_be_skipped(path):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:7], "{broken", *lines[7:]]) + "\n")
-
     with loader(path, RowShuffle(only_kept=True)) as data, pytest.raises(BadRowError) as caught:
         data.num_rows()
     assert (caught.value.code, caught.value.line) == ("AD101", 8)
-
     with loader(path, RowShuffle(only_kept=True)) as data, pytest.raises(BadRowError):
         data.get_next_batch(1)
 
@@ -146,7 +140,6 @@ def test_a_snapshot_of_another_order_of_rows_is_refused(path, shuffle, others):
     with loader(path, shuffle) as data:
         data.get_next_batch(3)
         state = data.state_dict()
-
     for other in others:
         with loader(path, other) as data, pytest.raises(SnapshotMismatchError, match=r"order\."):
             data.load_state_dict(state)
@@ -182,11 +175,9 @@ def test_seeking_goes_to_any_row_of_any_epoch(path):
     with loader(path, RowShuffle(method="slime"), seed=5, n_samples_per_prompt=2) as data:
         data.seek(3, 100, group_index=1000)
         groups = data.get_samples(3)
-
         assert [group[0].group_index for group in groups] == [1000, 1001, 1002]
         assert [sample.index for sample in groups[0]] == [2000, 2001]
         assert [int(group[0].tokens[0]) for group in groups] == shuffled(list(range(NUM_ROWS)), 8)[100:103]
-
         data.seek(3, NUM_ROWS)
         assert data.position() == type(data.position())(4, 0, 0)
         for epoch, row in ((0, NUM_ROWS + 1), (-1, 0), (0, -1)):
@@ -218,9 +209,7 @@ def test_the_index_is_made_once_for_the_same_data(path, tmp_path):
     (event,) = [log for log in logs if log["event"] == "index.not_stored"]
     assert "the tokenize function has no attribute version" in event["reason"]
     assert file.stat().st_mtime_ns == before
-    assert list((tmp_path / "kept" / "index").glob("*.index")) == [file], (
-        "a function without a version has no fingerprint"
-    )
+    assert list((tmp_path / "kept" / "index").glob("*.index")) == [file], "without a version there is no fingerprint"
 
 
 def test_indexes_are_kept_within_a_size_and_the_runs_own_and_those_in_use_stay(path, parquet, tmp_path):
@@ -270,7 +259,6 @@ def test_the_first_rows_of_an_unshuffled_order_come_before_the_pass_has_found_al
 def test_longer_rows_than_are_allowed_are_bad_at_their_turn_or_left_out(jsonl_file):
     path = jsonl_file([{"id": 1}, {"id": 2, "pad": "x" * 5000}, {"id": 3}])
     source = JsonlSource(str(path), max_row_bytes=1000)
-
     for only_kept in (False, True):
         shuffle = RowShuffle(method="none", only_kept=only_kept)
         with DataLoader(source, tokenize_fn=row_id, shuffle=shuffle, num_workers=0, bad_rows="skip") as data:
@@ -296,7 +284,6 @@ def test_a_copy_that_is_gone_is_made_anew(parquet, tmp_path):
         expected = ids(data.get_next_batch(50))
     (copy,) = (tmp_path / "kept" / "index").glob("*.rows/*.rows")
     copy.unlink()
-
     with loader(parquet, "full", folder=tmp_path / "kept") as data:
         assert ids(data.get_next_batch(50)) == expected
     assert copy.exists()
@@ -307,7 +294,6 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
     with loader(parquet, "full", folder="") as data:
         data.num_rows()
         assert list(tmp_path.glob("asyncdata-rows-*/*.rows"))
-
     assert not list(tmp_path.glob("asyncdata-rows-*"))
 
 
@@ -315,9 +301,7 @@ def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monk
     ("call", "suffix"),
     [("pread", ".index"), ("pwrite", ".index"), ("pwrite", ".places"), ("fsync", ".index"), ("fsync", ".places")],
 )
-def test_an_index_that_cannot_be_kept_costs_the_next_run_time_and_this_one_nothing(
-    path, tmp_path, monkeypatch, call, suffix
-):
+def test_an_index_that_cannot_be_kept_costs_only_the_next_run_time(path, tmp_path, monkeypatch, call, suffix):
     with loader(path, folder=tmp_path / "kept") as data:
         expected = ids(data.get_next_batch(NUM_ROWS))
     really = getattr(os, call)
@@ -353,7 +337,6 @@ def torn_write(fd, data, offset):
 os.pwrite = torn_write
 """
 """The process dies in its write number ``stop``, of which ``torn`` bytes are written; both are the program's names."""
-
 PROGRAM = f"""
 import sys
 from asyncdata import DataLoader
@@ -384,7 +367,6 @@ def rows_file(folder: Path) -> Path:
 def test_processes_map_one_file(path, tmp_path):
     with loader(path) as data:
         expected = str(ids(data.get_next_batch(NUM_ROWS)))
-
     first = run(path, tmp_path)
     assert first == [expected, str([str(rows_file(tmp_path).stat().st_ino)])]
     assert run(path, tmp_path) == first
@@ -418,3 +400,77 @@ def test_a_damaged_file_of_rows_is_made_again_and_those_who_read_it_keep_theirs(
         assert begun + ids(reader.get_next_batch(NUM_ROWS - 9)) == expected
 
     assert rows_file(tmp_path).read_bytes() == kept
+
+
+NUM_ELEMENTS = 300
+ROWS = [
+    {"id": row, "pad": "x" * (row * 37 % 300), "text": ['a "quote", a \\ and [brackets]}', {"deep": [row, {}]}]}
+    for row in range(NUM_ELEMENTS)
+]
+LAYOUTS: dict[str, Callable[[], bytes]] = {
+    "compact": lambda: json.dumps(ROWS, separators=(",", ":")).encode(),
+    "over many lines": lambda: b"\xef\xbb\xbf \n" + json.dumps(ROWS, indent=2).encode() + b"\r\n",
+    "spaces, and long elements": lambda: (
+        b" [\n\n" + b" ,\t".join(json.dumps(row, indent=1 + row["id"] % 9).encode() for row in ROWS) + b"\n ] "
+    ),
+}
+SHUFFLES = {
+    "full": "full",
+    "the first 8": RowShuffle(stop=8),
+    "the first 8 as they lie": RowShuffle(method="none", stop=8),
+    "the last 20": RowShuffle(method="slime", first=-20),
+    "train": RowShuffle(part="train"),
+    "eval": RowShuffle(part="eval"),
+    "kept": RowShuffle(only_kept=True),
+}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    change(monkeypatch, bytes_of_an_index_block=700)
+
+
+@pytest.fixture
+def array(tmp_path, small_blocks) -> Path:
+    return write(tmp_path / "rows.json", LAYOUTS["compact"]())
+
+
+def array_loader(source: Any, shuffle: Any = "full", **knobs: Any) -> DataLoader:
+    return make(source, id_and_text, shuffle=shuffle, buffer_size=16, cache={"folder": ""}, **knobs)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("shuffle", "layout"), each_value(SHUFFLES, LAYOUTS.keys()))
+def test_an_array_has_the_order_of_its_rows_as_lines(tmp_path, shuffle, layout):
+    with array_loader(write(tmp_path / "rows.jsonl", jsonl(ROWS)), shuffle) as data:
+        num_rows = data.num_rows()
+        expected = [sample.tokens.tolist() for sample in data.get_next_batch(2 * num_rows)]
+    text = LAYOUTS[layout]()
+    with array_loader(write(tmp_path / "rows.json", text), shuffle) as data:
+        assert data.num_rows() == num_rows
+        samples = data.get_next_batch(2 * num_rows)
+    assert [sample.tokens.tolist() for sample in samples] == expected
+    assert [sample.source.row_number for sample in samples] == ids(samples)
+    for place in (sample.source for sample in samples):
+        assert json.loads(text[place.byte_offset : place.byte_offset + place.num_bytes])["id"] == place.row_number
+
+
+def test_no_more_is_read_than_the_first_rows_where_only_they_are_asked_for(array):
+    os.truncate(array, 30 * 700)
+    with array_loader(array, RowShuffle(stop=8)) as data:
+        assert sorted(ids(data.get_next_batch(8))) == list(range(8))
+        assert data.num_rows() == 8
+
+
+def test_an_element_that_is_too_long_is_a_bad_row(array):
+    source = JsonArraySource(str(array), max_row_bytes=300)
+    short = [row["id"] for row in ROWS if len(json.dumps(row, separators=(",", ":"))) <= 300]
+    with array_loader(source, RowShuffle(method="none"), bad_rows="skip", epochs=1, batch_size=10) as data:
+        assert [number for batch in data for number in ids(batch)] == short
+        assert data.statistics().dropped_total == {"bad row AD108": NUM_ELEMENTS - len(short)}
+
+
+def test_a_compressed_array_is_refused_as_compressed_lines_are(tmp_path):
+    path = write(tmp_path / "rows.json.gz", gzip.compress(LAYOUTS["compact"]()))
+    with pytest.raises(ConfigError, match=r"rows\.json\.gz can only be read from front to back, and this shuffle"):
+        array_loader(path)

@@ -1,9 +1,10 @@
-"""Rows of Parquet files and of datasets give the samples of their JSONL, though Arrow adds nulls, or stores text."""
-
-from __future__ import annotations
+"""Rows of Parquet files and of datasets give the samples of their JSONL; long texts are read in pieces."""
 
 import json
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,12 +13,10 @@ from asyncdata import ChatTokenizeFn, DataLoader, ParquetSource, PromptTokenizeF
 from asyncdata.errors import SourceError
 from tests.support.chat_templates import CHATML_WITH_TOOLS
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
+
 
 # All that a turn has is written, so that no null of another row can hide.
 WRITES_ALL = """\
@@ -135,29 +134,21 @@ def ids_and_labels(samples: list[Any]) -> list[Any]:
     [pytest.param(CHATML_WITH_TOOLS, id="well known", marks=pytest.mark.thorough), pytest.param(WRITES_ALL, id="all")],
 )
 @pytest.mark.parametrize("make", [*PADDED, *STORED_AS_TEXT], ids=lambda make: make.__name__)
-def test_rows_whose_tools_and_arguments_differ_give_the_ids_and_labels_of_their_jsonl(
-    tmp_path, small_tokenizer, template, make
-):
+def test_rows_whose_tools_and_arguments_differ_give_ids_and_labels_of_jsonl(tmp_path, small_tokenizer, template, make):
     fn = ChatTokenizeFn(small_tokenizer, chat_template=template)
     expected, none = delivered(jsonl(tmp_path, ROWS), fn)
-
     samples, events = delivered(make(tmp_path, ROWS), fn)
-
     assert ids_and_labels(samples) == ids_and_labels(expected)
     assert none == []
     assert len(events) == (make in PADDED)
 
 
-@pytest.mark.parametrize(
-    "knobs", [{"num_workers": 1}, {"num_workers": 1, "shuffle": "full"}], ids=["by blocks", "by the row index"]
-)
+@pytest.mark.parametrize("knobs", [{"num_workers": 1}, {"num_workers": 1, "shuffle": "full"}], ids=["blocks", "index"])
 def test_it_is_said_once_a_source_where_workers_read_and_not_without_nulls(tmp_path, knobs):
     rows = [dict(ROWS[number % 2], id=number) for number in range(40)]
     path, own = parquet(tmp_path, rows), tmp_path / "own.parquet"
     pq.write_table(pa.Table.from_pylist([{"id": None, "messages": [{"role": "user", "content": "Hi."}]}] * 4), own)
-
     samples, events = delivered(path, RowFn(), **knobs)
-
     assert sorted((sample.extra for sample in samples), key=lambda row: row["id"]) == rows
     assert len(events) == 1
     assert delivered(str(own), RowFn(), **knobs)[1] == []
@@ -178,9 +169,7 @@ def test_an_authors_null_stays_in_jsonl_and_json_and_as_an_item_a_column_and_a_f
     rows = [{**row, "meta": [row["meta"]]} for row in rows] if read is OWN and make is not jsonl else rows
     if make in STORED_AS_TEXT:
         rows = [{name: [None] if name == "note" else value for name, value in row.items()} for row in rows]
-
     samples, _ = delivered(make(tmp_path, rows), RowFn())
-
     expected = [{**row, **read} if row["meta"] == OWN["meta"] else row for row in rows]
     assert [sample.extra for sample in samples] == expected
 
@@ -191,7 +180,6 @@ def test_labels_and_metadata_of_json_are_objects(tmp_path, small_tokenizer):
     features = {"input": datasets.Value("string"), "label": datasets.Json(), "metadata": datasets.Json()}
     dataset = datasets.Dataset.from_list(rows, features=datasets.Features(features))
     fn = PromptTokenizeFn(small_tokenizer, label_key="label", metadata_key="metadata")
-
     dataset.to_parquet(tmp_path / "rows.parquet")
     for source in (dataset, dataset.to_iterable_dataset(), ParquetSource(str(tmp_path / "rows.parquet"))):
         samples, _ = delivered(source, fn)
@@ -205,9 +193,7 @@ def test_text_of_a_json_column_that_is_no_json_stays_text_and_harms_no_other_key
     column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts))
     table = pa.table({"id": range(5), "v": column, "f": [0.5, float("nan"), 1.0, float("inf"), 2.0]})
     pq.write_table(table, tmp_path / "rows.parquet")
-
     samples, _ = delivered(str(tmp_path / "rows.parquet"), RowFn())
-
     rows = [sample.extra for sample in samples]
     assert [row["id"] for row in rows] == list(range(5))
     assert [row["v"] for row in rows[:4]] == [*texts[:3], {"a": 1}]
@@ -218,6 +204,72 @@ def test_files_with_json_and_with_text_are_not_read_as_one(tmp_path):
     texts = pa.array(["{}"])
     for name, column in (("a", texts), ("b", pa.ExtensionArray.from_storage(pa.json_(), texts))):
         pq.write_table(pa.table({"v": column}), tmp_path / f"{name}.parquet")
-
     with pytest.raises(SourceError, match="column 'v' is extension<arrow.json>, and string in "):
         DataLoader(ParquetSource(str(tmp_path)), tokenize_fn=RowFn(), num_workers=0)
+
+
+NUM_ROWS, TEXT_BYTES = 2000, 200_000
+LIMITS_MB = {"blocks": 300, "samples": 300, "copies": 300, "dataset": 100, "stream": 100}
+"""The rows decode to 400 MB. Of Parquet, the first batch of Arrow turns out too large, and takes 102 MB of it."""
+
+# What a run has taken beyond the peak of one that reads the first row alone, which imports what is needed.
+RUN = """
+import sys
+from unittest.mock import patch
+
+import datasets
+from asyncdata import DataLoader, IterableSource, ParquetSource
+from asyncdata.workers.inline import InlineExecutor
+
+kind, path, num_rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
+text = open(path + ".txt").read()
+picked = datasets.load_from_disk(path + ".folder")
+
+
+def short(row):
+    return [row["id"]]
+
+
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+
+
+def run(source, **knobs):
+    with DataLoader(source, tokenize_fn=short, num_workers=0, batch_size=8, **knobs) as loader:
+        return sum(len(loader.get_next_batch(8)) for _ in range(4))
+
+
+with patch.object(InlineExecutor, "answers_with_samples", new=kind == "samples"):
+    sources = {
+        "dataset": lambda: picked.select([0] * num_rows),
+        "stream": lambda: IterableSource(lambda epoch: ({"id": n, "text": text} for n in range(num_rows))),
+    }
+    run(ParquetSource(path + ".short"))
+    run(picked.select(range(1, 40)))
+    before = peak()
+    found = run(sources.get(kind, lambda: ParquetSource(path))(), shuffle="full" if kind == "copies" else True)
+print(found, peak() - before)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", LIMITS_MB)
+def test_a_block_of_any_size_is_decoded_and_answered_in_pieces(tmp_path, kind):
+    datasets.disable_progress_bars()
+    path = tmp_path / "rows.parquet"
+    text = "".join(f"{number}, " for number in range(TEXT_BYTES))[:TEXT_BYTES]
+    pq.write_table(pa.table({"id": range(NUM_ROWS), "text": [text] * NUM_ROWS}), path, compression="zstd")
+    pq.write_table(pa.table({"id": range(40), "text": ["-"] * 40}), f"{path}.short")
+    rows = {"id": range(NUM_ROWS), "text": [text] + ["-"] * (NUM_ROWS - 1)}
+    datasets.Dataset.from_dict(rows).save_to_disk(f"{path}.folder")
+    (tmp_path / "rows.parquet.txt").write_text(text)
+    assert path.stat().st_size < TEXT_BYTES
+
+    command = [sys.executable, "-c", RUN, kind, str(path), str(NUM_ROWS)]
+    place = {"PATH": "", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=place)
+
+    num_samples, grown = map(int, done.stdout.split())
+    assert num_samples == 32
+    assert grown >> 20 < LIMITS_MB[kind]

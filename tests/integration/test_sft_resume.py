@@ -140,7 +140,6 @@ def test_resumed_at_any_of_40_cuts_in_epochs_of_16_steps_the_batches_are_those_o
 ):
     is_packed = "packing" in knobs
     ends = check_cuts(packed_rows if is_packed else plain_rows, 12, every, batch_size=1 if is_packed else 2, **knobs)
-
     assert len(ends) == 2, "two epochs end between the cuts"
 
 
@@ -152,7 +151,6 @@ def test_resumed_at_any_of_40_cuts_in_epochs_of_16_steps_the_batches_are_those_o
 def test_batches_depend_neither_on_workers_nor_on_read_ahead(packed_rows, knobs):
     few, _ = run(packed_rows, 24, buffer_size=3, **knobs)
     many, _ = run(packed_rows, 24, tokenize_fn="tests.support.ranks:numbered", num_workers=1, **knobs)
-
     assert [step.batches for step in few] == [step.batches for step in many]
 
 

@@ -56,14 +56,8 @@ def epoch_of_all(
         for rank in range(world_size):
             exchange = None if meeting is None else meeting.of(rank)
             ranks = asyncdata.Ranks(rank=rank, world_size=world_size, exchange=exchange, round_up=round_up)
-            own = {
-                "cache": {"folder": ""},
-                "seed": 3,
-                "epochs": 1,
-                "tokenize_fn": numbered,
-                **settings,
-                **(knobs[rank] if knobs else {}),
-            }
+            own = {"cache": {"folder": ""}, "seed": 3, "epochs": 1, "tokenize_fn": numbered, **settings}
+            own |= knobs[rank] if knobs else {}
             loaders.append(stack.enter_context(make(path, ranks=ranks, **own)))
         iterators = [iter(loader) for loader in loaders]
         found: list[Any] = [[] for _ in loaders]
@@ -76,7 +70,6 @@ def epoch_of_all(
 @pytest.mark.parametrize(("plan", "world_size"), each_value(PLANS, [2, 3, 5]))
 def test_the_batches_are_those_without_an_exchange(path, plan, world_size):
     alone = epoch_of_all(path, world_size, None, **plan)
-
     assert epoch_of_all(path, world_size, Meeting(world_size), **plan) == alone
 
 
@@ -93,9 +86,7 @@ def table(tmp_path):
 def test_each_rank_copies_the_rows_that_others_looked_at(table, tmp_path, plan, world_size):
     expected = epoch_of_all(table, world_size, None, **PLANS[plan])
     calls = Calls(numbered)
-
     found = epoch_of_all(table, world_size, Meeting(world_size), tokenize_fn=calls, **PLANS[plan])
-
     assert found == expected
     assert sum(calls.of_row.values()) < 2.5 * NUM_ROWS
 
@@ -105,9 +96,7 @@ def test_ranks_that_are_given_what_is_stored_copy_the_rows_themselves(table, tmp
     expected = epoch_of_all(table, 3, None, **PLANS["soft"])
     shared, calls = folders[:1] * 3, Calls(numbered)
     assert epoch_of_all(table, 3, Meeting(3), shared, tokenize_fn=Calls(numbered), **PLANS["soft"]) == expected
-
     assert epoch_of_all(table, 3, Meeting(3), folders, tokenize_fn=calls, **PLANS["soft"]) == expected
-
     assert sum(calls.of_row.values()) < 1.5 * NUM_ROWS
     copies = [sorted((tmp_path / str(rank) / "index").glob("*.rows/*")) for rank in range(3)]
     assert copies[0]
@@ -125,7 +114,6 @@ def test_from_a_store_each_rank_fetches_its_own_rows(plan):
         before = MadeUpStore.num_bytes
         batches.append(epoch_of_all(source, 4, meeting, **knobs))
         fetched.append(MadeUpStore.num_bytes - before)
-
     assert batches[1] == batches[0]
     assert fetched[1] < 0.8 * fetched[0]
 
@@ -133,9 +121,7 @@ def test_from_a_store_each_rank_fetches_its_own_rows(plan):
 @pytest.mark.parametrize("plan", ["xtuner", "soft", "rows"])
 def test_each_row_is_counted_by_one_rank_and_tokenized_by_its_own(path, plan):
     calls = Calls(numbered)
-
     epoch_of_all(path, 4, Meeting(4), tokenize_fn=calls, round_up=False, **PLANS[plan])
-
     twice = sum(number == 2 for row, number in calls.of_row.items() if row * 7 % 17)
     assert twice >= 0.9 * NUM_ROWS * 16 / 17  # but for those of packs at the end, which are every rank's
     assert sum(calls.of_row.values()) < 2.3 * NUM_ROWS  # the canaries are every rank's, too
@@ -147,11 +133,9 @@ def test_what_one_rank_has_stored_is_given_to_the_others(path, tmp_path):
     alone = epoch_of_all(path, 1, None, folders, tokenize_fn=first, **PLANS["soft"])
     assert len(alone[0]) > 3
     expected = epoch_of_all(path, 3, None, **PLANS["soft"])
-
     assert epoch_of_all(path, 3, Meeting(3), folders, tokenize_fn=calls, **PLANS["soft"]) == expected
     again = Calls(numbered)
     assert epoch_of_all(path, 3, Meeting(3), folders, tokenize_fn=again, **PLANS["soft"]) == expected
-
     assert sum(calls.of_row.values()) < 1.3 * NUM_ROWS
     assert again.of_row == calls.of_row
 
@@ -166,7 +150,6 @@ def test_what_is_stored_in_part_is_completed(path, tmp_path, num_bytes):
     for rank in range(2):
         (one,) = (tmp_path / str(rank) / "index").glob("*.index")
         one.write_bytes(whole[: (rank + 1) * num_bytes])
-
     assert epoch_of_all(path, 2, Meeting(2), folders, **PLANS["hard"]) == expected
     assert epoch_of_all(path, 2, None, folders, **PLANS["hard"]) == expected
 
@@ -197,7 +180,6 @@ def test_a_rank_that_is_closed_early_leaves_the_index_for_others_to_write(path, 
     with make(path, numbered, cache=cache, ranks=ranks, **{**PLANS["hard"], "timeout_s": 0.1}) as loader:
         with pytest.raises(asyncdata.errors.PrefetchTimeoutError):
             next(iter(loader))
-
     epoch_of_all(path, 1, None, [{"cache": cache}], **PLANS["hard"])
     (rows,) = (tmp_path / "index").glob("*.places")
     assert rows.stat().st_size == 12 * NUM_ROWS
@@ -224,9 +206,7 @@ def failures_of(path: Any, meeting: Meeting, num_ranks: int, world_size: int, **
 
 def test_ranks_with_other_data_are_named(path, jsonl_file):
     other = jsonl_file([{"id": 0, "n": 3}], "other.jsonl")
-
     errors = failures_of([path, other, path], Meeting(3), 3, 3)
-
     assert all(isinstance(error, ConfigError) and "AD487" in str(error) for error in errors)
     assert "rank 1 counts other rows than rank 0" in str(errors[0])
 
@@ -236,9 +216,7 @@ def test_a_bad_row_ends_all_ranks_with_the_same_error(jsonl_file):
     rows[200] = "{"
     path = jsonl_file([{"id": 0, "n": 1}], "bad.jsonl")
     Path(path).write_text("\n".join(rows) + "\n")
-
     errors = failures_of(path, Meeting(2), 2, 2)
-
     assert all(isinstance(error, BadRowError) and ":201" in str(error) for error in errors)
 
 
@@ -334,7 +312,6 @@ def test_a_fault_where_answers_are_taken_in_ends_the_run(path, monkeypatch):
 
     change(monkeypatch, reply_of_a_shared_index=fails)
     errors = failures_of(path, Meeting(2), 2, 2)
-
     assert all("AD486" in str(error) and "injected" in str(error) for error in errors)
 
 

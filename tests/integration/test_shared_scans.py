@@ -48,11 +48,9 @@ def test_batches_and_states_are_those_without_an_exchange(path, way, world_size,
     with Ranks(path, world_size, batch_size=2, epochs=2, **way) as alone:
         expected = list(alone.steps())
     calls = Calls()
-
     shared = {"exchanges": meeting_of(world_size), "tokenize_fn": calls, "batch_size": 2, "epochs": 2}
     with Ranks(path, world_size, **shared, **way) as ranks:
         found = list(ranks.steps())
-
     assert [step.batches for step in found] == [step.batches for step in expected]
     num_rows = len(calls.of_row)
     canaries_and_first = 0 if at_start == 1 else (world_size - 1) * num_rows // 4
@@ -108,12 +106,10 @@ def reasons(logs):
 @pytest.mark.usefixtures("divided")
 def test_a_rank_goes_on_alone_after_another_has_left(path):
     expected, exchanges = batches_of(0, path, 200), meeting_of(2)
-
     with capture_logs() as logs:
         found, few = at_the_same_time(
             partial(batches_of, 0, path, 200, exchanges[0]), partial(batches_of, 1, path, 3, exchanges[1])
         )
-
     assert found == expected
     assert few == batches_of(1, path, 3)
     told = [(log["event"], log["log_level"]) for log in logs if log["event"].startswith("scans.")]
@@ -135,9 +131,7 @@ def test_a_rank_that_restarts_later_has_all_that_another_has_read_ahead_of_small
 def test_a_rank_that_ends_before_there_was_anything_to_divide_has_left_for_the_others(tmp_path):
     sent: list[bytes] = []
     one_window = write(tmp_path / "few.jsonl", lengths(100, 40))
-
     found = batches_of(0, one_window, 1, lambda data: sent.append(data) or [data, b""], epochs=1)
-
     assert len(found) == 1
     assert sent == [b""]
 
@@ -179,7 +173,6 @@ def test_a_rank_that_waits_too_long_makes_the_scans_itself(path, monkeypatch):
     with capture_logs() as logs:
         found = batches_of(0, path, 150, hangs)
     gate.set()
-
     assert found == batches_of(0, path, 150)
     assert set(reasons(logs)) == {"no answer in 0.05 s"}
 
@@ -258,7 +251,6 @@ def test_a_bad_row_is_that_of_every_rank(path, policy):
             return str(error)
 
     found = at_the_same_time(*(partial(run, rank, exchanges[rank]) for rank in range(2)))
-
     assert found == [run(0), run(1)]
     assert ("rows.jsonl:71" in str(found[0])) == (policy == "raise")
 
@@ -269,9 +261,7 @@ def test_a_row_that_kills_workers_is_found_by_every_rank(tmp_path):
     path.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(60)))
     settings = {"tokenize_fn": kills_on_13, "collate_fn": ids, "num_workers": 1, "bad_rows": "skip", "epochs": 1}
     exchanges = meeting_of(2)
-
     found = at_the_same_time(*(partial(batches_of, rank, path, 15, exchanges[rank], **settings) for rank in range(2)))
-
     delivered = [row for batches in found for batch in batches for row in batch]
     assert {*range(60)} - {*delivered} == {13}
 
@@ -280,7 +270,6 @@ def test_what_cannot_be_divided_is_refused(path, tmp_path):
     packed = tmp_path / "rows.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
-
     with pytest.raises(ConfigError, match="AD487 .*from front to back have none"):
         make(packed, ranks=ranks)
 
@@ -384,9 +373,7 @@ def test_each_rank_loads_the_media_of_its_own_samples(tmp_path, num_workers):
     path = planned_media.write_rows(tmp_path / "rows.jsonl")
     settings = {"tokenize_fn": planned_media.NumberedMedia(), "num_workers": num_workers, "collate_fn": checked}
     alone, exchanges = [batches_of(rank, path, 14, **settings) for rank in range(2)], meeting_of(2)
-
     found = at_the_same_time(*(partial(batches_of, rank, path, 14, exchanges[rank], **settings) for rank in range(2)))
-
     assert found == alone
     assert any(rows for batches in found for rows in batches)
 

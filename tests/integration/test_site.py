@@ -1,7 +1,5 @@
 """The documentation builds as a site: every link leads somewhere, and no page loads anything from another server."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Rows of Parquet under slime: the values that pyarrow's ``to_pylist`` gives, as slime's own reader has them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.slime_source import no_rollout, source_of
@@ -64,9 +62,7 @@ def test_a_map_with_tools_is_a_bad_row_unless_it_is_empty(tmp_path):
         assert told(source.get_samples(2)) == [repr(("q", "l", {"tools": []}))] * 2
 
 
-def test_a_template_writes_a_map_as_the_list_of_tuples_that_it_is_and_a_picture_stays_its_bytes(
-    tmp_path, small_tokenizer
-):
+def test_a_template_writes_a_map_as_its_list_of_tuples_and_a_picture_stays_its_bytes(tmp_path, small_tokenizer):
     chat = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("call", MAP)]))
     messages = [[{"role": "user", "content": "see <image>", "call": [("a", n)]}] for n in range(3)]
     images = [[b"\x00"], [b""], [b"x"]]

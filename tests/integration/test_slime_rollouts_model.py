@@ -5,8 +5,6 @@ then, those that have come back since, as they were when they first came back. W
 each group that was served and is neither trained by rollout r nor dropped.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import tempfile
@@ -154,9 +152,7 @@ class Runs(RuleBasedStateMachine):
         """The source has served these: fresh ones, and of those that were given back the very objects."""
         expected = list(expected)
         assert groups == [group.samples() for group in expected]
-        assert all(
-            live is self.live.setdefault(group.number, live) for group, live in zip(expected, groups, strict=True)
-        )
+        assert all(live is self.live.setdefault(g.number, live) for g, live in zip(expected, groups, strict=True))
 
     def worked_on(self, groups):
         found = [group.longer() for group in groups]

@@ -170,64 +170,56 @@ def holding(name, data):
     return row
 
 
-def long(tmp_path, sound):
-    return asks(audio(write_sound(tmp_path / "long.flac", 31, 8_000)))
-
-
-def cut_to_nothing(tmp_path, sound):
-    return asks(audio(write_sound(tmp_path / "a.wav", 0)))
-
-
 M4A = b"\0\0\0\x20ftypM4A \0\0\0\0" + bytes(200)
 BAD = {
-    "no such file": (lambda *_: asks(audio("/no/such.wav")), {}, "AD457.*sound 1 of the chat ./no/such.wav.*NotFound"),
-    "no sound": (holding("a.wav", b"RIFF no"), {}, "AD457.*a.wav. cannot be read"),
-    "nothing": (holding("a.mp3", b""), {}, "AD457.*a.mp3. cannot be read"),
-    "m4a": (holding("a.m4a", M4A), {}, "AD457.*a.m4a. cannot be read.*convert others, such as M4A"),
-    "a stream": (streamed, {}, "AD457.*streamed.flac. has no length"),
-    "wav": (cut("wav"), {}, "AD457.*cut.wav. is cut: it has .* bytes"),
-    "aiff": (cut("aiff"), {}, "AD457.*cut.aiff. is cut: it has .* bytes"),
-    "flac": (cut("flac"), {}, "AD457.*cut.flac. cannot be read"),
-    "mp3": (cut("mp3"), {}, "AD457.*cut.mp3. is cut: it has .* samples of 48,000"),
-    "no samples": (cut_to_nothing, {}, "AD457.*a.wav. has no samples"),
+    "no such file": (lambda *_: asks(audio("/no/such.wav")), "AD457.*sound 1 of the chat ./no/such.wav.*NotFound"),
+    "no sound": (holding("a.wav", b"RIFF no"), "AD457.*a.wav. cannot be read"),
+    "nothing": (holding("a.mp3", b""), "AD457.*a.mp3. cannot be read"),
+    "m4a": (holding("a.m4a", M4A), "AD457.*a.m4a. cannot be read.*convert others, such as M4A"),
+    "a stream": (streamed, "AD457.*streamed.flac. has no length"),
+    "wav": (cut("wav"), "AD457.*cut.wav. is cut: it has .* bytes"),
+    "aiff": (cut("aiff"), "AD457.*cut.aiff. is cut: it has .* bytes"),
+    "flac": (cut("flac"), "AD457.*cut.flac. cannot be read"),
+    "mp3": (cut("mp3"), "AD457.*cut.mp3. is cut: it has .* samples of 48,000"),
+    "no samples": (lambda path, _: asks(audio(write_sound(path / "a.wav", 0))), "AD457.*a.wav. has no samples"),
     "two channels": (
         lambda *_: asks(audio({"array": [[0, 1], [1, 0]], "sampling_rate": 8000})),
-        {},
         "AD457.*the samples of one channel, .*shape .2, 2.",
     ),
-    "no rate": (lambda *_: asks(audio({"array": [0.5, 0]})), {}, "AD457.*'sampling_rate' an integer.*None"),
-    "long": (long, {}, "AD457.*long.flac. has 31.0 s, and the processor uses 30 s.*long_sounds=.cut"),
+    "no rate": (lambda *_: asks(audio({"array": [0.5, 0]})), "AD457.*'sampling_rate' an integer.*None"),
+    "long": (
+        lambda path, _: asks(audio(write_sound(path / "long.flac", 31, 8_000))),
+        "AD457.*long.flac. has 31.0 s, and the processor uses 30 s.*long_sounds=.cut",
+    ),
     "many samples": (
         lambda tmp_path, _: asks(audio(write_sound(tmp_path / "a.wav", channels=8))),
-        {"max_samples": 100_000},
         "AD457.*128,000 samples; max_samples=100,000",
+        {"max_samples": 100_000},
     ),
     "many bytes": (
         lambda _, sound: asks(audio({"bytes": base64.b64encode(Path(sound).read_bytes()).decode()})),
-        {"max_bytes": 50},
         "AD457.*more than max_bytes=50",
+        {"max_bytes": 50},
     ),
-    "remote": (lambda *_: asks(audio("https://host/a.wav")), {}, "AD457.*'host' is not in allowed"),
-    "no place": (lambda _, sound: asks() | {"audios": [sound]}, {}, "AD114.*1 sounds, .*places for 0"),
+    "remote": (lambda *_: asks(audio("https://host/a.wav")), "AD457.*'host' is not in allowed"),
+    "no place": (lambda _, sound: asks() | {"audios": [sound]}, "AD114.*1 sounds, .*places for 0"),
     "no sound for a place": (
         lambda *_: asks("<audio>?") | {"voice": "a"},
-        {"audios_key": "voices"},
         "AD114.*audios_key='voices'",
+        {"audios_key": "voices"},
     ),
     "a sound of a turn": (
         lambda _, sound: {"messages": [{"role": "user", "content": "?", "audio": sound}, ANSWER]},
-        {},
         "AD130.*a turn .*'audio' beside its content",
     ),
-    "a picture": (lambda *_: asks({"type": "image", "image": "a.png"}), {}, "AD130.*'image', which is not supported"),
+    "a picture": (lambda *_: asks({"type": "image", "image": "a.png"}), "AD130.*'image', which is not supported"),
     "an unread column": (
         lambda _, sound: asks() | {"audio": sound},
-        {"audios_key": "voices"},
         "AD130 .*'audio', which is not read: Processor.audios_key='voices'. names",
+        {"audios_key": "voices"},
     ),
     "two columns": (
         lambda _, sound: asks(audio("")) | {"audio": sound, "audios": [sound]},
-        {},
         "AD115.*'audios' and under 'audio'; ignore_keys=",
     ),
 }
@@ -235,9 +227,9 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_row_whose_sounds_cannot_be_had_is_bad(tmp_path, folders, sound, name):
-    row, settings, message = BAD[name]
+    row, message, *settings = BAD[name]
     with pytest.raises(BadRowError, match=message):
-        loaded(tmp_path, folders["qwen2_audio"], row(tmp_path, sound), **settings)
+        loaded(tmp_path, folders["qwen2_audio"], row(tmp_path, sound), **dict(*settings))
 
 
 def test_a_wav_file_that_was_streamed_and_is_whole_is_read(tmp_path, folders, sound):

@@ -1,7 +1,5 @@
 """``telemetry="folder"``: what is recorded is what was delivered, and nothing that happens to it reaches the run."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gzip
@@ -93,9 +91,6 @@ def parts_of(tmp_path, *names, num_rows=100):
     return {name: write_rows(tmp_path / f"{name}.jsonl", num_rows) for name in names}
 
 
-# What is recorded
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_run_is_recorded_as_it_was_delivered(path, folder, num_workers):
     with make(path, num_workers=num_workers, telemetry=Telemetry(folder=str(folder), samples=8)) as loader:
@@ -141,7 +136,6 @@ def test_a_run_that_resumes_is_recorded_as_one(path, folder):
         loader.get_next_batch(50)
     with make(path) as loader:
         samples = loader.get_next_batch(110)
-
     run = read(folder)
     assert [start.origin[0] for start in run.starts] == [0, 60]
     assert run.totals.samples == 110
@@ -155,7 +149,6 @@ def test_a_state_that_is_loaded_in_the_middle_counts_what_it_repeats_once(path, 
         loader.get_next_batch(60)
         loader.load_state_dict(state)
         loader.get_next_batch(20)
-
     (start,) = read(folder).starts
     assert read(folder).totals.samples == 60
     assert sum(step.samples for step in start.differences()) == 120
@@ -174,9 +167,7 @@ def test_packs_are_recorded_with_their_fill_and_documents_as_they_were_delivered
     fill = [100 * sum(len(document.tokens) for document in pack) // 128 for pack in packs]
     assert last.pack_fill == Counter(percent // 5 * 5 for percent in fill)
     assert last.pack_documents == Counter(max(edge for edge in EDGES if edge <= len(pack)) for pack in packs)
-    delivered = [
-        [(place_of(one.sample), one.sample.source.path, len(one.tokens)) for one in pack[:64]] for pack in packs
-    ]
+    delivered = [[(place_of(d.sample), d.sample.source.path, len(d.tokens)) for d in pack[:64]] for pack in packs]
     shown = [moment.pack for moment in run.starts[0].intervals if moment.pack]
     at = [delivered.index([(one.place, one.path, one.num_tokens) for one in pack]) for pack in shown]
     assert at == sorted(set(at))
@@ -247,16 +238,11 @@ def test_two_loaders_of_a_process_record_their_own_events_only(path, tmp_path, f
     assert events_of(tmp_path / "eval") == ["snapshot.restored", "of.no_loader"]
 
 
-# Dropped rows, and samples that were changed
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_dropped_rows_are_recorded_with_reason_place_and_bytes(tmp_path, folder, num_workers):
     paths = parts_of(tmp_path, "a", "b")
     mix = Mix({name: Part(path, when_done="leave") for name, path in paths.items()})
-
     run = run_of(mix, folder, num_workers=num_workers)
-
     rows = run.dropped_rows()
     assert len({(row.source, row.byte_offset) for row in rows}) == len(rows) == 2 * MAX_OF_REASON
     assert {row.reason for row in rows} == set(run.totals.dropped)
@@ -278,10 +264,8 @@ def test_truncated_samples_are_recorded_beside_those_of_the_whole_run(jsonl_file
     chats = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x " * n}] for n in range(100)]
     path = jsonl_file([{"messages": chat} for chat in chats])
     function = ChatTokenizeFn(tokenizer_folder(), max_length=90, overlong="truncate_right")
-
     run = run_of(path, folder, function)
     few = run_of(path, tmp_path / "few", function, telemetry=Telemetry(folder=str(tmp_path / "few"), samples=2))
-
     truncated = [one for one in run.samples() if "truncated" in one.notes]
     num_noted = run.totals.noted["truncated"]
     assert min(MAX_OF_REASON, num_noted) <= len(truncated) <= num_noted
@@ -314,9 +298,6 @@ def test_a_recorder_without_samples_records_no_dropped_rows(path, folder):
     assert run.totals.dropped
 
 
-# What a file must not have
-
-
 @pytest.mark.parametrize("hidden", [("a", "b"), ("a",)], ids=["of no row", "of one part's"])
 def test_no_text_of_a_row_is_recorded_where_rows_are_not_shown(tmp_path, folder, hidden):
     parts = {}
@@ -337,9 +318,6 @@ def test_no_text_of_a_row_is_recorded_where_rows_are_not_shown(tmp_path, folder,
     assert (len(run.samples()), len(run.starts[0].bad_rows)) == (2 * 32, 2)
     assert len(run.dropped_rows()) == 2 * MAX_OF_REASON
     assert {row.source for row in run.dropped_rows() if row.num_bytes < 0} == set(hidden), "no page reads these rows"
-
-
-# What may happen to it
 
 
 def deliver(path, folder, **settings):

@@ -1,20 +1,21 @@
-"""Tracked groups: loops over them, what is refused and what a run that dies leaves. ``test_whole_loader.py`` holds the
-rest.
-"""
+"""Groups that are tracked, acknowledged or given back: loops over them, what is refused, and what a restart serves."""
 
-from __future__ import annotations
-
+import base64
+import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import numpy as np
 import pytest
 
 from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
-from asyncdata.errors import ConfigError, EndOfData, FilterError, LoaderClosedError
+from asyncdata.errors import ConfigError, EndOfData, FilterError, InvalidGroupError, LoaderClosedError, SnapshotError
 from tests.support.faults import until
 from tests.support.loaders import gated, is_wanted, make
+from tests.support.loading import ids, order_of
 from tests.support.tokenize_fns import row_id, waits_for_a_file
 
 NUM_ROWS, SIZE = 24, 2
@@ -84,9 +85,6 @@ def test_numbers_go_on_after_groups_that_were_out_where_another_epoch_is_begun_a
         loader.set_epoch(1)
         assert loader.statistics().tracked_groups == 1, "that of the buffer"
         assert numbers(loader.get_samples(1)) == [3]
-
-
-# Groups one by one
 
 
 def finished(groups):
@@ -196,9 +194,6 @@ def test_finished_groups_that_are_taken_while_a_call_waits_are_not_served_by_tha
         assert (taken, numbers(waits.result())) == ([0], list(range(1, 31)))
 
 
-# Versions of the policy
-
-
 def test_a_group_that_is_too_old_is_the_prompt_that_it_was(rows):
     with make(rows, max_policy_lag=0) as loader:
         (group,) = loader.get_samples(1)
@@ -246,3 +241,94 @@ def test_a_function_decides_what_is_done_with_a_group_that_is_too_old(rows):
         with pytest.raises(FilterError, match="AD431 too_old raised KeyError"):
             words.clear()
             loader.policy_version = 2
+
+
+PAIRS = {"n_samples_per_prompt": 2}
+
+
+def newest_first(buffer, num_groups):
+    return buffer[::-1][:num_groups]
+
+
+def test_a_filter_may_be_named_by_its_import_path(path):
+    with make(path, buffer_filter=f"{__name__}:newest_first") as loader:
+        groups = loader.get_samples(4)
+        loader.add_samples(groups[:3])
+        assert numbers(loader.get_samples(2)) == [2, 1]
+
+
+def test_groups_given_back_are_in_the_state_whole_until_they_are_served(path):
+    with make(path, **PAIRS) as loader:
+        groups = loader.get_samples(5)
+        first, second = groups[1]
+        first.response, first.response_length, first.reward = "so far", 2, {"math": 0.5}
+        first.loss_mask, first.rollout_log_probs, first.status = [1, 0], [-0.25, -1.5], Status.TRUNCATED
+        first.tokens = np.array([7, 8, 9], np.int32)
+        first.metadata["tool"] = ["search", 1]
+        second.extra["reward_model"] = {"version": 3}
+        loader.add_samples([groups[0], groups[3], groups[1]])
+        loader.get_samples(1)
+        state = json.loads(json.dumps(loader.state_dict()))
+
+    with make(path, **PAIRS) as loader:
+        loader.load_state_dict(state)
+        restored = loader.get_samples(3)
+
+    assert [[sample.group_index for sample in group] for group in restored] == [[3, 3], [1, 1], [5, 5]]
+    for before, after in zip([*groups[3], *groups[1]], [*restored[0], *restored[1]], strict=True):
+        assert msgspec.to_builtins(before.to_dict()) == msgspec.to_builtins(after.to_dict())
+    assert restored[1][0].tokens.tolist() == [7, 8, 9]
+    assert restored[1][0].status is Status.TRUNCATED
+    with make(path) as loader:
+        with pytest.raises(ConfigError, match="groups of 2 samples, and n_samples_per_prompt is 1"):
+            loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(1)) == order_of(path)[:1]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1] * 100,
+        [0.5, float("inf"), -0.0] * 40,
+        [*[1] * 99, True],
+        [*[0.5] * 99, 1],
+        [*[1] * 99, 300, -1],
+        [*[1.0] * 70_000],
+        [2**80, *[1] * 99],
+        ["\ud800"],
+        [*[1] * 99, None, "text", [1.5], {"a": (1, b"b")}],
+    ],
+    ids=lambda values: f"{len(values)} from {values[0]!r:.8} to {values[-1]!r:.8}",
+)
+def test_long_lists_of_any_values_are_given_back_with_their_types(path, values):
+    with make(path) as loader:
+        (group,) = loader.get_samples(1)
+        group[0].rollout_log_probs = group[0].extra["values"] = values
+        loader.add_samples([group])
+        saved = json.loads(json.dumps(loader.state_dict()))
+        loader.save(path.with_suffix(".state"))
+        with pytest.raises(InvalidGroupError, match=r"AD432 group 0: \$.extra.when\[99\] is a datetime.date"):
+            other = loader.get_samples(2)[1]
+            other[0].extra["when"] = [*[1.0] * 99, date(2026, 1, 1)]
+            loader.add_samples([other])
+    with make(path) as loader:
+        for go_back in (lambda: loader.load_state_dict(saved), lambda: loader.restore(path.with_suffix(".state"))):
+            go_back()
+            again = json.loads(json.dumps(loader.state_dict()))["buffer"]
+            assert again == saved["buffer"]
+            ((sample,),) = loader.get_samples(1)
+            for found in (sample.rollout_log_probs, sample.extra["values"]):
+                assert found == values
+                assert list(map(type, found)) == list(map(type, values))
+
+
+def test_a_group_in_a_state_that_cannot_be_read_is_said_where_it_is_needed(path):
+    with make(path) as loader:
+        loader.add_samples(loader.get_samples(1))
+        state = loader.state_dict()
+    packed = base64.b64encode(msgspec.msgpack.encode([{"tokens": {"__ndarray__": 5}}])).decode()
+    for text, match in (("%", "AD602 .* buffer cannot be read"), (packed, "")):
+        with make(path) as loader, pytest.raises(SnapshotError, match=match or "AD602 .* buffer cannot be read: Type"):
+            loader.load_state_dict(state | {"buffer": [text]})
+            assert not match, "it is refused at once"
+            loader.get_samples(1)

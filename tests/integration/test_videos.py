@@ -213,10 +213,6 @@ def test_what_a_plan_of_videos_depends_on_is_part_of_the_function(tmp_path, fold
         ChatTokenizeFn(folder, processor=str(copy)).settings_digest()
 
 
-def text_file(tmp_path):
-    return (tmp_path / "rows.jsonl", "cannot be read")
-
-
 def playlist(tmp_path):
     (tmp_path / "list.mp4").write_text(f"#EXTM3U\n#EXTINF:5,\n{film(tmp_path, 'a.mp4')}\n#EXT-X-ENDLIST\n")
     return (tmp_path / "list.mp4", "cannot be read")
@@ -245,7 +241,7 @@ def one_frame_too_many(tmp_path):
 
 BAD = {
     "no such file": lambda _: ("/no/such.mp4", "No such file"),
-    "text": text_file,
+    "text": lambda tmp_path: (tmp_path / "rows.jsonl", "cannot be read"),
     "a playlist": playlist,
     "cut mp4": broken("a.mp4", 0.6, 1),
     "cut avi": broken("a.avi", 0.5, 1),
@@ -268,11 +264,7 @@ def test_what_is_not_read_of_a_video_is_refused_by_name(tmp_path, folders):
     path = film(tmp_path, "a.mp4")
     for row, settings, message in [
         (asks(video(path, fps=2)), {}, "AD457.*'fps', which is not read"),
-        (
-            asks(video({"url": path, "frames_timestamp": [0.1]}, "video_url")),
-            {},
-            "AD457.*'frames_timestamp', .*only",
-        ),
+        (asks(video({"url": path, "frames_timestamp": [0.1]}, "video_url")), {}, "AD457.*'frames_timestamp', .*only"),
         (asks(video(path)), {"max_frames": 2}, "AD457.*6 frames to load, more than max_frames=2"),
         (asks(video(path)), {"max_pixels": 1000}, "AD457.*96 x 64 pixels"),
         (asks({"type": "text", "text": "<video>"}) | {"videos": [path, path]}, {}, "AD114.*2 videos.*places for 1"),

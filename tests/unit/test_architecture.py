@@ -211,7 +211,7 @@ def test_the_package_and_the_tests_do_not_grow_and_tests_reach_into_no_more_inne
     assert sum(map(lines_of, PACKAGE.rglob("*.py"))) <= MAX_LINES
 
 
-MAX_LINES = 40_040
+MAX_LINES = 39_975
 MAX_PLAIN_LINES = 10_460
 """What a loader over JSONL with PromptTokenizeFn and two workers imports into the trainer's process."""
 

@@ -35,7 +35,7 @@ def pictures(bench: Bench) -> None:
     folder, num_rows = str(bench.folder / "pictures"), 40 if bench.quick else 400
     bench.probe("draw_inputs", folder=folder, num_rows=64 if bench.quick else 256)
     knobs = {"folder": folder, "num_rows": num_rows}
-    ours = partial(bench.probe, "pictures", max_media_bytes=_LIMIT, **knobs)
+    ours = partial(bench.probe, "pictures", max_media_bytes=_LIMIT, num_warm_rows=240, **knobs)
     names = ["plain_loop", "torch_loader", *["trl_loader"] * (find_spec("trl") is not None)]
     others = [partial(bench.probe, name, **knobs) for name in names]
     found, plain, torch, *of_trl = rounds(ours, *others, num_rounds=bench.num_long_rounds)
@@ -68,7 +68,7 @@ def videos(bench: Bench) -> None:
     folder, num_rows = str(bench.folder / "videos"), 40 if bench.quick else 400
     bench.probe("film_inputs", folder=folder, num_rows=8 if bench.quick else 32)
     knobs = {"folder": folder, "num_rows": num_rows}
-    ours = partial(bench.probe, "pictures", max_media_bytes=4 * _LIMIT, **knobs)
+    ours = partial(bench.probe, "pictures", max_media_bytes=4 * _LIMIT, num_warm_rows=40, **knobs)
     alone = partial(bench.probe, "plain_loop", **knobs)
     found, plain = rounds(ours, alone, num_rounds=bench.num_long_rounds)
     frames = [_FRAMES * rate for rate in found["rows_per_s"]]

@@ -60,11 +60,15 @@ def _loader(folder: str, **knobs: Any) -> Any:
     return DataLoader(f"{folder}/rows.jsonl", tokenize_fn=fn, num_workers=2, batch_size=_BATCH, **knobs)
 
 
-def pictures(folder: str, num_rows: int, max_media_bytes: int, rows_per_s: float = 0.0) -> dict[str, float]:
-    """Rows per second after the first; at a rate, the share of the time that the trainer waits; memory that is held."""
+def pictures(
+    folder: str, num_rows: int, max_media_bytes: int, num_warm_rows: int, rows_per_s: float = 0.0
+) -> dict[str, float]:
+    """Rows per second, once the plans are far ahead; at a rate, the share of the time that the trainer waits; memory
+    that is held.
+    """
     with _loader(folder, limits={"max_media_bytes": max_media_bytes}) as made:
         batches = itertools.chain.from_iterable(itertools.repeat(made))
-        for number in range(8):
+        for number in range(num_warm_rows // _BATCH):
             next(batches)
             first_s = first_s if number else seconds()  # noqa: F821 - of the first turn
         time.sleep(3.0 if rows_per_s else 0.0)  # what is loaded ahead is there in the middle of a run

@@ -1,13 +1,9 @@
-"""The catalogue of bad inputs, rows 1 to 24, 46, 47 and 50: what may be wrong with a line, and with what is in it.
-
-Each fault is met by each tokenize function: a loader of all of them puts the bad rows aside, by line, byte and code.
-"""
-
-from __future__ import annotations
+"""The catalogue of bad inputs, rows 1 to 24, 46, 47 and 50: each faulty line is met by each tokenize function."""
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,9 +23,6 @@ from tests.support import tokenize_fns
 from tests.support.bad_inputs import GOOD, deliver, place_of_bad, prompts, with_bad
 from tests.support.chats import CHAT
 from tests.support.function_kinds import chat_prompt
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROMPTS = """\
 {%- for m in messages %}{{ raise_exception('no such role') if m.role == 'oracle' }}<{{ m.content }}>{% endfor %}"""
@@ -245,9 +238,7 @@ def test_every_fault_is_put_aside_by_line_byte_and_code_and_every_other_row_is_a
 def test_what_only_looks_bad_is_delivered_as_it_is(tmp_path):
     nan = b'{"input": "x", "label": 9, "metadata": {"n": NaN}}'
     path = write(tmp_path / "rows.jsonl", b"\n".join([*(case.line for case in ACCEPTED), nan]))
-
     found = deliver(path, prompts(metadata_key="metadata"))
-
     *samples, last = found.samples
     assert [(one.label, one.metadata or {}) for one in samples] == [(one.label, one.metadata) for one in ACCEPTED]
     assert math.isnan(last.metadata["n"]), "what every reader built on JSON makes of it"
@@ -260,7 +251,6 @@ def write(path: Path, data: bytes) -> str:
 
 def test_47_a_prompt_of_no_token_is_dropped_and_counted(tmp_path):
     found = deliver(write(tmp_path / "rows.jsonl", with_bad(b'{"input": "", "label": 9}')))
-
     assert (found.labels, found.statistics.dropped_total) == ([0, 1, 2, 3], {"empty_prompt": 1})
 
 
@@ -268,7 +258,6 @@ def test_02_a_last_line_without_its_end_is_accepted_if_it_is_whole_and_else_is_n
     path = tmp_path / "rows.jsonl"
     whole = deliver(write(path, b"\n".join(GOOD)))
     cut = deliver(write(path, b"\n".join(GOOD)[:-5]))
-
     assert (whole.labels, whole.error, whole.events) == ([0, 1, 2, 3], None, [])
     assert cut.labels == [0, 1, 2]
     assert str(cut.error).startswith(f"AD101 {path}:4 (byte {len(GOOD[0]) * 3 + 3}): ")
@@ -278,9 +267,7 @@ def test_02_a_last_line_without_its_end_is_accepted_if_it_is_whole_and_else_is_n
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
 def test_04_a_file_in_another_coding_is_refused_before_a_row_is_read(tmp_path, coding):
     path = write(tmp_path / "rows.jsonl", b"\n".join(GOOD).decode().encode(coding))
-
     found = deliver(path)
-
     assert isinstance(found.error, SourceError)
     name = coding.upper().removesuffix("-LE").removesuffix("-BE")
     assert str(found.error).startswith(f"AD103 {path} looks like {name}")
@@ -289,7 +276,6 @@ def test_04_a_file_in_another_coding_is_refused_before_a_row_is_read(tmp_path, c
 
 def test_03_05_a_byte_order_mark_and_the_line_ends_of_windows_are_no_part_of_a_row_and_are_counted(tmp_path):
     found = deliver(write(tmp_path / "rows.jsonl", b"\xef\xbb\xbf" + b"\r\n".join([*GOOD, b""])))
-
     assert (found.labels, found.error) == ([0, 1, 2, 3], None)
     assert [sample.source.byte_offset for sample in found.samples] == [3 + n * (len(GOOD[0]) + 2) for n in range(4)]
 
@@ -299,10 +285,8 @@ def test_11_a_huge_line_is_not_held_and_is_one_bad_row(tmp_path, num_workers):
     path = tmp_path / "rows.jsonl"
     write(path, with_bad(b'{"input": "' + b"x" * 3_000_000 + b'"}'))
     source = JsonlSource(str(path), max_row_bytes=1000)
-
     found = deliver(source, num_workers=num_workers)
     skipped = deliver(source, num_workers=num_workers, bad_rows="skip")
-
     assert found.labels == [0, 1]
     assert str(found.error).startswith(f"AD108 {place_of_bad(path)}the row is longer than max_row_bytes (1000)")
     assert skipped.labels == [0, 1, 2, 3]
@@ -310,9 +294,7 @@ def test_11_a_huge_line_is_not_held_and_is_one_bad_row(tmp_path, num_workers):
 
 def test_12_empty_files_are_said_and_are_an_error_if_there_is_nothing_else(tmp_path):
     empty, full = write(tmp_path / "a.jsonl", b""), write(tmp_path / "b.jsonl", b"\n".join(GOOD))
-
     nothing, something = deliver([empty]), deliver([empty, full])
-
     assert str(nothing.error) == f"AD201 no rows in 1 files, all empty: {empty}"
     assert something.labels == [0, 1, 2, 3]
     assert something.of("source.empty") == [
@@ -324,7 +306,6 @@ def test_13_blank_lines_are_counted_and_are_an_error_if_there_is_nothing_else(tm
     """Lines are looked at when they are read, so that it is the epoch that is empty: AD401 in place of AD202."""
     nothing = deliver(write(tmp_path / "a.jsonl", b"\n \r\n\t\n" * 13))
     something = deliver(write(tmp_path / "b.jsonl", b"\n \n\n".join(GOOD)))
-
     assert isinstance(nothing.error, NoSamplesError)
     assert str(nothing.error) == "AD401 epoch 0: 0 rows read, 0 kept: there was no row"
     assert nothing.statistics.blank_lines_total == 39

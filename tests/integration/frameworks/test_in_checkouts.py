@@ -1,7 +1,4 @@
-"""Adapters in the frameworks' own trainers and checkpoints, where these are installed.
-
-A module of ``tests/support/frameworks`` drives each framework, and says which packages it needs.
-"""
+"""Adapters in the frameworks' own trainers and checkpoints; modules of ``tests/support/frameworks`` drive them."""
 
 import importlib
 from itertools import chain

@@ -1,7 +1,4 @@
-"""Trainers of transformers and TRL with a model, over a loader: killed and resumed, the losses are equal.
-
-Each is a process, or two ranks are: ``hf_trainer`` forks them.
-"""
+"""Trainers with a model (``hf_trainer`` forks their ranks), over a loader: killed and resumed, losses are equal."""
 
 import json
 import os
@@ -127,12 +124,10 @@ def test_each_rank_has_the_prompts_that_trls_own_loader_gives_it(run):
 def test_evaluation_moves_neither_the_training_nor_itself(run, trainer, packed):
     settings = {"trainer": trainer, "packed": packed}
     evaluates = {**settings, "evaluates": True, "arguments": {"eval_strategy": "steps", "eval_steps": 2}}
-
     [alone] = run("alone", **settings)
     [evaluated] = run("evaluated", **evaluates)
     run("killed", **evaluates, kill_at=6)
     [resumed] = run("killed", **evaluates, resume=True)
-
     for same in ("losses", "weights", "seen"):
         assert evaluated[same] == alone[same]
     assert [step for step, _ in evaluated["evaluated"]] == [2, 4, 6, 8]
@@ -176,7 +171,6 @@ def test_a_training_killed_in_a_save_resumes_from_the_checkpoint_before(run, tmp
     shutil.copytree(saved, torn, ignore=shutil.ignore_patterns("trainer_state.json"))
     [resumed] = run("killed", trainer="Trainer", resume=True)
     assert resumed["losses"] == whole["losses"]
-
     [again] = run("killed", trainer="Trainer", resume=True)
     assert (again["losses"], again["weights"], again["seen"]) == (whole["losses"], whole["weights"], []), "it was over"
 

@@ -1,7 +1,4 @@
-"""What the files of examples/frameworks tell a framework, against the framework's own code where that is at hand.
-
-That they end with a clear line where a framework is missing is in ``tests/unit/test_examples.py``.
-"""
+"""What the files of examples/frameworks tell a framework, against the framework's own code where it is at hand."""
 
 import ast
 import importlib.util
@@ -62,10 +59,6 @@ def run(folder, *words, places):
     return run_python(folder, *words, places=[*places, str(FOLDER)], HF_HUB_OFFLINE="1", HOME=str(folder))
 
 
-def answer_of(code, folder, *places):
-    return json.loads(run(folder, "-c", code, places=places).splitlines()[-1])
-
-
 def test_verl_knows_every_argument_of_its_example_and_reads_its_rows(example):
     needs("verl")
     verl = example("train_verl")
@@ -109,7 +102,7 @@ print(json.dumps([inputs["input"].numel(), int((labels != -100).sum()), int(inpu
 
 def test_torchtitans_example_is_a_configuration_whose_loader_gives_batches(tmp_path):
     needs("torchtitan")
-    num_tokens, num_trained, largest, vocabulary = answer_of(TITAN, tmp_path)
+    num_tokens, num_trained, largest, vocabulary = json.loads(run(tmp_path, "-c", TITAN, places=()).splitlines()[-1])
     assert num_tokens == 8 * 2048
     assert num_trained > 0
     assert largest < vocabulary

@@ -48,7 +48,6 @@ def test_a_function_that_is_made_late_has_torchtitans_tokenizer_and_length(build
 
     with build(dataset=chats, make_tokenize_fn=make) as loader:
         inputs, labels = next(iter(loader))
-
     assert got == [(str(small_tokenizer), 64)]
     assert inputs["input"].shape == labels.shape == (TOKENS,)
     assert int((inputs["positions"] == 0).sum()) >= 4, "the four short rows; the long ones are dropped"

@@ -1,9 +1,4 @@
-"""``attach``, without a model: what a trainer of transformers or TRL gets, its epochs and its checkpoints.
-
-Trainers with a model are in ``test_killed_trainers.py``.
-"""
-
-from __future__ import annotations
+"""``attach``, without a model: what a trainer of transformers or TRL gets, its epochs and its checkpoints."""
 
 import shutil
 from contextlib import closing

@@ -119,13 +119,9 @@ def begins_text(folder, tokenizer):
     values = json.loads(path.read_text())
     number = next(each["id"] for each in values["added_tokens"] if each["content"] == token)
     single = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    tokens = {token: {"id": token, "ids": [number], "tokens": [token]}}
-    values["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": tokens,
-    }
+    values["post_processor"] = {"type": "TemplateProcessing", "single": single}
+    values["post_processor"]["pair"] = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    values["post_processor"]["special_tokens"] = {token: {"id": token, "ids": [number], "tokens": [token]}}
     path.write_text(json.dumps(values))
     return folder
 

@@ -91,9 +91,6 @@ def test_a_rank_that_is_half_known_is_refused(place, settings, group, message):
         ranks(group)
 
 
-# AsyncDataset
-
-
 @pytest.fixture
 def open_dataset(chats, opened):
     return lambda **changes: opened(AsyncDataset(chats, **knobs(**changes)))
@@ -114,7 +111,6 @@ def test_a_dataset_is_pickled_as_its_settings_and_its_place(open_loader, open_da
 
     copy = pickled(open_dataset())
     found = take(copy, 3)
-
     assert found + run(pickled(pickled(copy)), 1) == run(open_loader(), 1)
 
 
@@ -141,9 +137,6 @@ def test_a_dataset_that_is_not_closed_is_closed_when_it_is_garbage(chats):
     dataset = AsyncDataset(chats, **knobs())
     next(iter(dataset))
     del dataset  # a thread that is left would fail the test
-
-
-# OrderView
 
 
 @pytest.fixture
@@ -254,9 +247,6 @@ def test_workers_of_torch_are_refused_with_the_reason(rows, tmp_path):
     assert done.stdout.count(reason) == 2, done.stdout
 
 
-# RowView
-
-
 def test_a_row_view_is_shuffled_by_torch(view_of, in_order):
     batches = torch.utils.data.DataLoader(view_of(RowView, shuffle="full"), batch_size=8, shuffle=True, collate_fn=ids)
     delivered = [row for batch in batches for row in batch]
@@ -291,18 +281,13 @@ def test_item_i_of_a_row_view_is_row_i_whatever_was_asked_before_also_after_a_re
     ("length", "epoch", "shuffle"),
     [(30, 0, "full"), (2 * NUM_ROWS + 30, 0, RowShuffle(method="none")), (2 * NUM_ROWS, 1, "full")],
 )
-def test_epochs_of_a_row_view_may_be_shorter_or_longer_than_the_data_and_begin_later(
-    view_of, in_order, length, epoch, shuffle
-):
+def test_epochs_of_a_row_view_may_be_shorter_or_longer_than_data_or_later(view_of, in_order, length, epoch, shuffle):
     view = view_of(RowView, length, epoch=epoch, shuffle=shuffle)
     whole = in_order(epoch * NUM_ROWS + length, shuffle=shuffle)[epoch * NUM_ROWS :]
     shuffled = random.Random(3).sample(range(length), length)
     assert len(view) == length
     assert ids(view.__getitems__(range(length))) == whole
     assert ids(view.__getitems__(shuffled)) == [whole[index] for index in shuffled]
-
-
-# What a view refuses
 
 
 def test_a_row_that_gives_no_sample_is_named(rows, view_of):

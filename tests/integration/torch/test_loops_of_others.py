@@ -1,7 +1,4 @@
-"""asyncdata in the loops of Lightning, accelerate, torchdata and transformers: what was not trained on comes next.
-
-Some count epochs of their own, or share out data of their own: nothing is read twice or left out.
-"""
+"""asyncdata in the loops of Lightning, accelerate, torchdata and transformers: no row is read twice or left out."""
 
 import json
 from contextlib import closing
@@ -160,7 +157,6 @@ def test_a_dataset_in_torchdatas_loader_resumes(rows, opens, given):
         loader = stateful.StatefulDataLoader(dataset, num_workers=0, **given)
         batches = islice(chain_epochs(loader), 20)
         found = [(batch["input_ids"].tolist(), of_torch_load(loader.state_dict())) for batch in batches]
-
     whole = [batch for batch, _ in found]
     for number, (_, state) in enumerate(found[:-1], 1):
         with closing(opens(rows)) as dataset:
@@ -196,9 +192,6 @@ def test_transformers_trainer_with_max_steps_resumes_in_a_later_epoch(rows, tmp_
     whole = train()
     assert sorted(whole[:NUM_ROWS]) == list(range(NUM_ROWS))
     assert train(str(tmp_path / "out" / "checkpoint-11")) == whole[11 * 8 :]
-
-
-# A trainer that counts epochs of its own
 
 
 @pytest.fixture
@@ -239,9 +232,6 @@ def test_a_trainer_that_wants_to_skip_batches_is_told_what_to_set(rows):
         assert not hasattr(loader, "dataset")
         with pytest.raises(AttributeError, match="ignore_data_skip=True"):
             _ = loader.dataset
-
-
-# A trainer that shares out data of its own
 
 
 class Shard:

@@ -129,10 +129,8 @@ def test_a_distributed_checkpoint_keeps_all_of_a_state(open_loader, tmp_path, ch
     loader, resumed = open_loader(**changes), open_loader(**changes)
     run(loader, 1)
     take(loader, 2)
-
     dcp.save({"loader": loader}, checkpoint_id=tmp_path / "checkpoint")
     dcp.load({"loader": resumed}, checkpoint_id=tmp_path / "checkpoint")
-
     found, expected = (settled(json.loads(one.state_dict()["asyncdata"])) for one in (resumed, loader))
     assert found == expected
     assert sum(resumed.statistics().dropped_total.values()) > 0
@@ -244,9 +242,7 @@ def test_a_trainer_that_looks_ahead_resumes_with_the_batch_it_held(open_loader):
         loader, resumed = open_loader(trainer_lookahead=1), open_loader(trainer_lookahead=1)
         loop = loops_over(loader)
         trained = list(islice(loop, number))
-
         resumed.load_state_dict(loader.state_dict())
-
         assert trained + list(islice(loops_over(resumed), len(whole) - number)) == whole
 
 
@@ -346,9 +342,7 @@ ENDS = ["compute waits for the mark", "kept for compute"]
     [({"device": "cuda"}, BEGINS), ({"device": "cuda:3", "pin_memory": False}, BEGINS[1:])],
     ids=["pinned", "not pinned"],
 )
-def test_the_next_batch_is_copied_on_a_stream_of_its_own_before_the_trainer_has_this_one(
-    open_loader, fake_cuda, settings, begins
-):
+def test_the_next_batch_is_copied_on_its_own_stream_before_it_is_due(open_loader, fake_cuda, settings, begins):
     one = {**SAMPLES, "collate_fn": lambda samples: {"tokens": samples[0].tokens, "n": 1}}
     batches, said = iter(open_loader(**one, **settings)), []
     for _ in range(3):

@@ -1,6 +1,6 @@
 """Checkpoints of the data source: their files, who can read them, and what is refused or left out.
 
-What it restores is held by ``test_slime_rollouts_model``, and what slime reads of it by ``test_slime_and_miles``.
+What it restores is held by ``test_slime_rollouts_model``, and what slime reads of it by ``test_slime_source``.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""slime's samples, fresh and as records of a snapshot; and rows: what the records of ``test_slime_and_miles`` lack.
+"""slime's samples, fresh and as records of a snapshot; and rows: what the records of ``test_slime_source`` lack.
 
 Prompts, tokens, and what is said of bad rows are in ``tests/transcripts``: ``slime-rows.md`` and ``slime-chats.md``.
 """
