@@ -384,17 +384,21 @@ def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_st
 def test_every_figure_and_page_is_listed_where_it_must_be():
     page = (ROOT / "docs" / "explanation" / "reliability.md").read_text(encoding="utf-8")
     rows = {cells[1].strip(): cells for cells in (line.split("|") for line in page.splitlines()) if len(cells) == 7}
+
     assert set(TARGETS) | {"R6", "R14"} == set(rows) - {"", "---"}
     named = [path for cells in rows.values() for path in re.findall(r"tests/[\w/.]+", cells[5])]
     assert len(named) > len(TARGETS)
     assert all((ROOT / path).exists() for path in named)
+
     page = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
     parts = (page.split(f"## {name}\n", 1)[1].split("\n## ", 1)[0] for name in ("What is measured", "Time and memory"))
     explained, results = (re.findall(r"^\| (S\d+b?) \|", part, re.MULTILINE) for part in parts)
+
     assert explained == list(FIGURES)
     assert list(dict.fromkeys(results)) == list(FIGURES)
     assert all("==" in package for peer in ENVIRONMENTS.values() for step in peer.steps for package in step)
     reached = {(DOCS / link.partition("#")[0]).resolve() for link in links_of(DOCS / "index.md")}
+
     assert set(PAGES) - reached - {DOCS / "index.md", ROOT / "README.md"} == set()
 
 

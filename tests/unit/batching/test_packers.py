@@ -132,6 +132,7 @@ def test_soft_packs_are_those_of_the_model_and_what_is_left_out_is_counted(packi
 @given(hard_packings, streams, cuts)
 def test_hard_packs_are_the_tokens_laid_end_to_end(packing, lengths, places):
     packs, packer = packed(packing, lengths, places)
+
     tokens = [(number, place) for number, length in enumerate(lengths) for place in range(length)]
     num_full = len(tokens) // packing.max_length
     kept = tokens if packing.keep_tail else tokens[: num_full * packing.max_length]

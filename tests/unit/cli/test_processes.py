@@ -44,8 +44,10 @@ def test_a_run_resumes_where_its_snapshot_is(run, tmp_path):
     record = tmp_path / "record"
     again = ("--snapshot", tmp_path / "state", "--resume", "--record", record, "--batch-size", 16)
     whole = run("--epochs", 2)
+
     first = run("--num-batches", 9, *again)
     second = run("--epochs", 2, *again)
+
     assert (first["num_samples"], first["samples_total"]) == (9 * 16, 9 * 16)
     assert (second["first_index"], second["num_samples"]) == (9 * 16, 2 * NUM_ROWS - 9 * 16)
     assert combined_digest(item.digest for item in read_record(record)) == whole["digest"]

@@ -90,7 +90,9 @@ def test_it_says_which_shapes_of_chats_are_proven(tmp_path, demo_tokenizer, json
     two_turns = [user("x"), assistant("y"), user("z"), assistant("v")]
     path = jsonl_file([{"messages": chat} for chat in (CHAT, used_tool, two_turns, two_turns)])
     words = ("--chat-template", tmp_path / "template", "--no-shuffle", "--num", 0)
+
     *_, last = run_json("inspect", path, "--tokenizer", demo_tokenizer, *words)
+
     shapes = [(len(shape["messages"]), shape["is_proven"]) for shape in last["template"]]
     assert shapes == [(2, True), (3, False), (4, True)]
     assert last["template"][1]["messages"] == ["user", "tool (name)", "assistant"]

@@ -192,7 +192,9 @@ def test_what_is_shown_as_trained_is_what_a_loader_trains(test_data, run_json):
     with ad.DataLoader(str(data), tokenize_fn=fn, seed=3, num_workers=0) as loader:
         samples = {str(sample.position): sample for sample in loader.get_next_batch(40, timeout_s=240)}
     words = (data, "--seed", 3, "--tokenizer", tokenizer, "--max-length", 900, "--set", "overlong=truncate_left")
+
     *rows, _ = run_json("inspect", *words, "--num", 40)
+
     assert {row["dropped"] for row in rows} <= {None, "no_trained_tokens"}
     for row in rows:
         for text in row["texts"]:

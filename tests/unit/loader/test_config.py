@@ -234,6 +234,7 @@ def test_what_cannot_work_is_refused_and_named(make, why):
 
 def test_the_description_names_what_decides_the_schedule_and_leaves_have_dotted_names():
     mix = Mix({"a": Part("a.jsonl", weight=3), "m": Part(Mix({"x": "x.jsonl"}, quota=5))}, stages={10: {"a": 1}})
+
     assert mix.node({}).description() == {
         "by": "rows", "quota": 1000, "a.weight": 3, "m.weight": 1, "a.weight from 10 on": 1, "m.weight from 10 on": 0,
         "a.when_done": ["repeat", None], "m.when_done": ["repeat", None], "m.by": "rows", "m.quota": 5, "m.x.weight": 1,
@@ -241,8 +242,10 @@ def test_the_description_names_what_decides_the_schedule_and_leaves_have_dotted_
     }  # fmt: skip
     assert part_seed(42, "math") == 44107359106453524
     assert len({part_seed(seed, name) for seed in (1, 2) for name in ("a", "b")}) == 4
+
     mix = Mix({"z": "z.jsonl", "m": Mix({"y": "y.jsonl", "b": "b.jsonl"}), "a": "a.jsonl"}, temperature=1)
     node = mix.node({"a": 100, "m.b": 150, "m.y": 50, "z": 100})
+
     assert [leaf.name for leaf in mix.leaves()] == ["a", "m.b", "m.y", "z"]
     assert [(leaf.number, leaf.name) for leaf in node.leaves()] == [*enumerate(["a", "m.b", "m.y", "z"])]
     assert node.stages == ((0, (1, 2, 1)),)

@@ -68,7 +68,9 @@ def test_flat_statistics_are_numbers_with_names_for_prometheus():
 def test_every_number_is_in_the_text_and_the_parser_of_prometheus_reads_it():
     parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus-client")
     now = distinct()
+
     families = {family.name: family for family in parser.text_string_to_metric_families(now.to_prometheus())}
+
     samples = [sample for family in families.values() for sample in family.samples]
     found = {(sample.name, tuple(sample.labels.items())): sample.value for sample in samples}
     measured = {(f"asyncdata_{one.field}", (one.label,) if one.label else ()): one.value for one in measurements(now)}
@@ -153,8 +155,10 @@ def test_the_program_of_the_page_logs_a_number_for_each_statistic(name, tmp_path
     vars(package)["log"] = lambda values, **_: logged.append(values)
     vars(package)["init"] = lambda project: SimpleNamespace(log=vars(package)["log"])
     monkeypatch.setitem(sys.modules, name, package)
+
     with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, batch_size=5) as loader:
         exec(found[1], {"loader": loader, "train": lambda batch: len(batch) / 2})  # noqa: S102
+
     assert [(values["loss"], values["data/samples"]) for values in logged] == [(2.5, 5), (2.5, 10)]
     assert [key for key, value in logged[-1].items() if not isinstance(value, int | float | None)] == []
     assert len(found[1].splitlines()) <= MAX_LINES
@@ -174,6 +178,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_loader_names_its_source_and_its_position(folder):
     with DataLoader(f"{folder}/*.jsonl", tokenize_fn=tokens, num_workers=0, buffer_size=8) as loader:
         loader.get_next_batch(3)
+
         assert re.fullmatch(
             rf"<DataLoader source: {re.escape(str(folder))}/a<b>.jsonl and 1 more files, size: 0.0 MB, "
             r"position: 0:0:3, "
@@ -185,6 +190,7 @@ def test_a_loader_names_its_source_and_its_position(folder):
         if pid == 0:
             os._exit(0 if "the process that forked this one" in repr(loader) else 1)
         assert os.waitpid(pid, 0)[1] == 0
+
     assert repr(loader).endswith("closed: the loader was closed at the end of its `with`>")
 
 
@@ -379,4 +385,5 @@ def test_the_oldest_of_several_waits_is_shown_on_one_display_and_it_ends_with_th
         newer.__exit__(None, None, None)
         assert shown.next(unlike=second) == "end"
     progress.close()
+
     assert displays == ["bar", "bar"]

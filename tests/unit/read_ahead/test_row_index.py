@@ -73,6 +73,7 @@ def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(b
         others = rows.copy()
         others[num_written:] += 1
         assert index.adopt(others) == is_all
+
     numbers = np.arange(expected.num_rows)
     for mine, whole in zip(index.places(numbers)[:4], expected.places(numbers)[:4], strict=True):
         assert mine.tolist() == whole.tolist()

@@ -246,4 +246,5 @@ async def test_a_function_that_cannot_be_opened_again_stays_in_use(make, rows, t
             while "workers.not_reopened" not in {event["event"] for event in events}:
                 assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
             assert ids_of(await client.tokenized(window)) == [1000, 1001, 1002]
+
     assert "workers.reopened" not in {event["event"] for event in events}

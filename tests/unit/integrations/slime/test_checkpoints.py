@@ -73,6 +73,7 @@ def test_the_last_files_of_a_rollout_are_kept_and_are_their_owners_alone(prompts
                 source.save(0)
     finally:
         os.umask(before)
+
     folder = checkpoint_at(given["save"], 0).parent
     ends = ("asyncdata", "asyncdata.1", "asyncdata.2", "pt")
     assert sorted(path.name for path in folder.iterdir()) == [f"global_dataset_state_dict_0.{end}" for end in ends]

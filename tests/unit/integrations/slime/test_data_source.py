@@ -186,6 +186,7 @@ def test_another_dataset_may_be_put_in_the_place_of_ours(prompts):
     with source_of(prompts, n_samples_per_prompt=2) as source:
         source.get_samples(1)
         source.dataset = InMemory(3)
+
         assert len(source) == 3
         assert numbers(source.get_samples(1)) == [(1, [2, 3])]
         source.dataset = source.dataset

@@ -150,6 +150,7 @@ def test_samples_of_which_no_row_is_known_or_that_come_from_another_process_keep
         source.add_samples([[sent], [made], [copied]])
         source.save(0)
         source.load(0)
+
         assert labels(source.buffer) == ["0", "own", "copied"]
         found = [named(group[0].multimodal_inputs["images"]) for group in source.buffer]
         assert found == [["<a.png>", "<b.png>", [0, 1, 2]], [[0, 1]], [[0, 1, 2]]]

@@ -52,6 +52,7 @@ def test_the_driver_may_tell_the_rollout_and_without_a_number_the_last_one_is_sa
         source.save(None)
         source.load(None)
         (again,) = source.buffer
+
     assert (again[0].group_index, again[0].response) == (1, ""), "as it was served"
 
 
@@ -244,6 +245,7 @@ def test_it_continues_from_its_state_or_from_counts_also_over_renamed_rows(promp
         adapter.get_next_batch(5)
         adapter.load_checkpoint_state(state)
         assert place(adapter) == (state["epoch_id"], state["consumed_count"], taken)
+
         assert rows(adapter.get_next_batch(17)) == expected
 
 

@@ -302,8 +302,10 @@ def test_media_in_the_messages_are_inputs_of_a_model_that_takes_images(read, sma
     row = {"input": [{"role": "user", "content": parts}, {"role": "user", "content": []}]}
     given = {"hf_checkpoint": str(tmp_path / "model"), "asyncdata_processor": MEDIA["asyncdata_processor"]}
     seen = {"images": [parts[0]]}
+
     (plain,) = read(row, **given)
     (put_in,) = read(row, **given, multimodal_keys={"image": "pictures"})
+
     assert (plain.prompt, plain.multimodal_inputs) == (row["input"], seen if takes_images else None)
     assert (put_in.prompt, put_in.multimodal_inputs) == (row["input"], seen)
     (rendered,) = read(row, **given | with_template(tmp_path / "model", "{{ messages | length }}"))

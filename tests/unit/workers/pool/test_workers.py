@@ -83,6 +83,7 @@ async def test_a_crashed_request_keeps_its_slot_until_its_callback_returns(rows)
         executor.slots.release(window.slot)
         assert ids_of(await client.answer(innocent)) == list(range(13))
         assert ids_of(await client.answer(asked[0])) == [0, 1, 2, 3, 4]
+
     assert [type(reply) for reply in told] == [parts.Crashed]
     assert freed == [told]
 
@@ -134,6 +135,7 @@ async def test_a_stopped_fork_server_is_replaced_once_it_is_needed(rows, monkeyp
             await until(lambda: len(pids(executor)) == 2 and not set(pids(executor)) & set(workers))
             assert ids_of(await client.tokenized(window)) == list(range(20))
             assert not stopped.is_running()
+
     (event,) = events_of(events, "forkserver.lost")
     assert (event["reason"], event["how"]) == ("no answer in 0.3 s; it was killed", "SIGKILL")
 
@@ -167,13 +169,16 @@ async def test_output_before_a_fork_is_printed_once_and_that_of_a_worker_goes_to
     with structlog.testing.capture_logs() as events:
         async with pool(rows(1), Opening("prints without a newline"), 2):
             await until(lambda: "half a line" in said(events))
+
     assert said(events).count("half a line") == 2, "once from Python and once from C"
     assert {event["worker"] for event in events_of(events, "worker.output")} == {"forkserver"}
+
     with structlog.testing.capture_logs() as events:
         async with pool(rows(1), worker_fns.talks) as (executor, client, window):
             await client.tokenized(window)
             (pid,) = pids(executor)
             await until(lambda: "hello from row 0" in said(events))
+
     assert "a warning" in said(events)
     first = events_of(events, "worker.output")[0]
     assert (first["worker"], first["pid"], first["log_level"]) == (0, pid, "info")
