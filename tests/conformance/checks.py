@@ -1,7 +1,6 @@
 """The checks: sixteen ways in which loaders have lost, repeated or reordered rows, each with the reports of it.
 
-A check is called with a :class:`~tests.conformance.lab.Lab` and returns what is wrong, or None. :func:`run_checks` runs
-them, and reports.
+A check is called with a :class:`~tests.conformance.lab.Lab` and returns what is wrong, or None.
 """
 
 from __future__ import annotations
@@ -30,23 +29,14 @@ CHECKS: dict[str, Body] = {}
 """All checks, by name. The docstring of each describes the bug."""
 
 
-def _seen_in(reports: str) -> Callable[[Body], Body]:
-    """Add a check of a bug that others had, in these loaders and reports."""
-    assert reports
-
-    def add(body: Body) -> Body:
-        CHECKS[body.__name__] = body
-        return body
-
-    return add
+def _check(body: Body) -> Body:
+    CHECKS[body.__name__] = body
+    return body
 
 
-@_seen_in("datasets #8308")
+@_check  # seen in datasets #8308
 def second_resume(lab: Lab) -> str | None:
-    """The state of a resumed loader does not follow its position.
-
-    The state froze at the first resume, so the second resume began at the start. Here a new loader takes each batch.
-    """
+    """The state froze at the first resume, so the second began at the start. Here a new loader takes each batch."""
     rows, knobs = lab.data(), Knobs()
     whole = lab.run(rows, knobs).rows
     found: list[int] = []
@@ -61,13 +51,9 @@ def second_resume(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("torchtitan #3008, datasets")
+@_check  # seen in torchtitan #3008, datasets
 def later_epoch(lab: Lab) -> str | None:
-    """A loader does not continue from a state of a later epoch than the first.
-
-    The state was applied only if the saved epoch was that of the new loader, which is 0; otherwise it was ignored
-    without a message.
-    """
+    """A state was applied only if its epoch was that of the new loader, which is 0, and ignored silently otherwise."""
     rows, knobs = lab.data(), Knobs()
     run = lab.run(rows, knobs, 3, with_states=True)
     for epoch, stop in enumerate((run.epoch_ends[0] + 4, run.epoch_ends[1] + 8), 1):
@@ -77,44 +63,34 @@ def later_epoch(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("torchtitan #3008")
+@_check  # seen in torchtitan #3008
 def between_items(lab: Lab) -> str | None:
-    """A row that a suspended generator holds is lost or repeated.
+    """A row that a suspended generator holds is lost or repeated: it is one row ahead of its consumer, or one row late.
 
-    A generator is one row ahead of its consumer, or one row late, and the state counts it wrongly. Here the state is
-    taken after every single row.
+    Here the state is taken after every single row.
     """
     return lab.resumes_everywhere(lab.data(10), Knobs(batch_size=1))
 
 
-@_seen_in("datasets #8145")
+@_check  # seen in datasets #8145
 def inside_a_transform(lab: Lab) -> str | None:
-    """Rows that a batched function has processed, and that are not delivered yet, are lost.
-
-    The state pointed after the function's batch: up to 1000 rows were skipped.
-    """
+    """Rows that a batched function has processed, and that are not delivered yet, are lost: up to 1000 of them."""
     return lab.resumes_everywhere(lab.data(), Knobs(batch_size=2, transform_rows=5))
 
 
-@_seen_in("datasets #8360")
+@_check  # seen in datasets #8360
 def behind_a_filter(lab: Lab) -> str | None:
-    """With a filter, the number of delivered rows is taken for the number of rows read.
-
-    The run resumes too early or too late by the rows that were left out.
-    """
+    """With a filter, the number of delivered rows is taken for the number of rows read."""
     return lab.resumes_everywhere(lab.data(30), Knobs(batch_size=2, keep_every=3))
 
 
-@_seen_in("datasets #7901, #8408")
+@_check  # seen in datasets #7901, #8408
 def shuffled(lab: Lab) -> str | None:
-    """Rows in the shuffle buffer are lost at a resume, and other rows are repeated.
-
-    The buffer is refilled with rows after the position that was read, not after the position that was delivered.
-    """
+    """The shuffle buffer is refilled with rows after those that were read, not after those that were delivered."""
     return lab.resumes_everywhere(lab.data(), _SHUFFLED)
 
 
-@_seen_in("OpenRLHF #1322, verl #7401")
+@_check  # seen in OpenRLHF #1322, verl #7401
 def epoch_boundary(lab: Lab) -> str | None:
     """A state at the end of an epoch skips the next epoch, or repeats the one that is over.
 
@@ -132,36 +108,26 @@ def epoch_boundary(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("NeMo-RL #3599, verl, slime")
+@_check  # seen in NeMo-RL #3599, verl, slime
 def read_ahead(lab: Lab) -> str | None:
-    """The state counts what was read ahead as delivered.
-
-    The rows between the reader and the trainer are lost: the longer rollouts take, the more.
-    """
+    """The state counts what was read ahead as delivered, and the rows between reader and trainer are lost."""
     lab.require("read_ahead")
     workers = 0 if "workers" in lab.adapter.lacks else 2
     knobs = Knobs(batch_size=2, num_workers=workers, read_ahead=20)
     return lab.resumes_everywhere(lab.data(), knobs, stops=slice(0, None, 3))
 
 
-@_seen_in("NeMo-RL #3599 (review)")
+@_check  # seen in NeMo-RL #3599 (review)
 def bad_rows(lab: Lab) -> str | None:
-    """If bad rows are skipped, the number of delivered rows is taken for a position.
-
-    Each row that failed moves the position of the resume by one.
-    """
+    """If bad rows are skipped, the number of delivered rows is taken for a position, and each moves it by one."""
     lab.require("bad_rows")
     rows = lab.data(20, bad=(0, 3, 4, 11, 19))
     return lab.resumes_everywhere(rows, Knobs(batch_size=2, passes_bad_rows=True))
 
 
-@_seen_in("OpenRLHF #1320")
+@_check  # seen in OpenRLHF #1320
 def short_tail(lab: Lab) -> str | None:
-    """If fewer rows are left than requested, they are dropped.
-
-    An epoch must have each of its rows once, and resume around its short last batch, also if a batch is larger than
-    the whole data.
-    """
+    """If fewer rows are left than requested, they are dropped; also if a batch is larger than the whole data."""
     rows = lab.data()
     for batch_size in (7, rows.num_rows + 16):
         knobs = Knobs(batch_size=batch_size)
@@ -176,12 +142,9 @@ def short_tail(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("torchdata's StatefulDataLoader (an assertion), datasets")
+@_check  # seen in torchdata's StatefulDataLoader (an assertion), datasets
 def other_workers(lab: Lab) -> str | None:
-    """A run cannot be resumed with another number of workers, or it resumes at another position.
-
-    The state consists of one for each worker, but the machine after a crash may have fewer cores.
-    """
+    """A state consists of one for each worker, and cannot be resumed, or not there, by another number of workers."""
     rows = lab.data()
     knobs = Knobs(num_workers=2)
     run = lab.run(rows, knobs, 1, with_states=True)
@@ -196,12 +159,9 @@ def other_workers(lab: Lab) -> str | None:
     return None
 
 
-@_seen_in("datasets #8669")
+@_check  # seen in datasets #8669
 def idle_workers(lab: Lab) -> str | None:
-    """With shuffled rows, all workers but one are idle, without a message.
-
-    The file was one shard, which only one worker can read.
-    """
+    """With shuffled rows, all workers but one are idle, without a message: the file was one shard."""
     rows = lab.data(400)
     found: set[int] = set()  # of an epoch: the next one may have other processes
     began = time.monotonic()
@@ -211,16 +171,12 @@ def idle_workers(lab: Lab) -> str | None:
                 found |= {seen.worker for seen in loader.next_batch()}
             except StopIteration:
                 found.clear()
-
     return None if len(found) >= 2 else "of 2 workers over one file, 1 did all the work, epoch after epoch"
 
 
-@_seen_in("ms-swift #9902")
+@_check  # seen in ms-swift #9902
 def every_epoch_alike(lab: Lab) -> str | None:
-    """Every epoch has the same order, or after a resume the next epoch has another order than without one.
-
-    The number of the epoch did not reach the shuffle; the loss curve shows it as steps.
-    """
+    """Every epoch has the same order, or after a resume the next epoch has another order than without one."""
     rows = lab.data()
     run = lab.run(rows, _SHUFFLED, 3)
     orders = [run.epoch(number) for number in range(3)]
@@ -232,17 +188,14 @@ def every_epoch_alike(lab: Lab) -> str | None:
     return f"resumed after epoch 0: {found}" if found else None
 
 
-@_seen_in("streaming #781, #573")
+@_check  # seen in streaming #781, #573
 def after_sigkill(lab: Lab) -> str | None:
-    """Something that a killed run has left, such as shared memory, stops the next run.
-
-    A process is killed with SIGKILL in the middle, and a new one resumes from its last state, in the same folder.
-    """
+    """Something that a killed run has left, such as shared memory, stops the next run in the same folder."""
     workers = 0 if "workers" in lab.adapter.lacks else 2
     return resumes_after_a_kill(lab, lab.data(), Knobs(num_workers=workers))
 
 
-@_seen_in("open-instruct")
+@_check  # seen in open-instruct
 def exclusions(lab: Lab) -> str | None:
     """Rows that are excluded while an epoch runs shift the others at a resume in its middle.
 
@@ -270,10 +223,7 @@ def exclusions(lab: Lab) -> str | None:
 
 
 def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]:
-    """The rows to the end of the epoch, each batch reported; with the state after each.
-
-    Every third row is solved in the first epoch, and all are in the second.
-    """
+    """The rows to the end of the epoch, each batch reported: every third is solved; with states, all are."""
     rows: list[int] = []
     num_ends = 0
     while num_ends < 2:  # the first end may be that of the interrupted epoch
@@ -293,7 +243,7 @@ def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]
     return rows
 
 
-@_seen_in("LitData #436, torchtitan")
+@_check  # seen in LitData #436, torchtitan
 def other_weights(lab: Lab) -> str | None:
     """A mixture cannot be resumed with other weights, or this loses or repeats rows of its parts.
 
@@ -339,24 +289,15 @@ PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
 
 
 class Outcome(NamedTuple):
-    """The result of a check.
-
-    :ivar check: its name.
-    :ivar result: ``passed``, ``failed`` or ``not applicable``.
-    :ivar detail: the first difference, or why it is not applicable.
-    """
+    """The result of a check, by its name."""
 
     check: str
-    result: str
-    detail: str = ""
+    result: str  # ``passed``, ``failed`` or ``not applicable``
+    detail: str = ""  # the first difference, or why it is not applicable
 
 
 class Report(NamedTuple):
-    """The results of all checks.
-
-    :ivar name: of the loader.
-    :ivar version: of the loader.
-    """
+    """The results of all checks of a loader."""
 
     name: str
     version: str
@@ -380,10 +321,7 @@ class Report(NamedTuple):
 
 
 def run_checks(adapter: Adapter, checks: Iterable[str] | None = None) -> Report:
-    """Run the checks on a loader.
-
-    :param checks: their names, in the order in which they are run; None: all.
-    """
+    """Run the checks on a loader: all, or those of these names, in their order."""
     names = CHECKS if checks is None else checks
     return Report(adapter.name, adapter.version, [_outcome(name, adapter) for name in names])
 

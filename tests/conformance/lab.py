@@ -40,74 +40,48 @@ class Rows(NamedTuple):
     """The data: JSONL files of rows ``{"row": n, "text": "..."}``, numbered from 0 across all files.
 
     A bad row has ``"bad": true``: the loader's function of rows must raise for it.
-
-    :ivar paths: the files, in their order; in a mixture each is a part.
-    :ivar num_rows: rows in all of them.
     """
 
-    paths: list[str]
-    num_rows: int
+    paths: list[str]  # in their order; in a mixture each is a part
+    num_rows: int  # in all of them
 
 
 class Knobs(NamedTuple):
-    """The settings of a loader.
+    """The settings of a loader."""
 
-    :ivar batch_size: rows of a batch. The last one of an epoch may have fewer, and is delivered.
-    :ivar num_workers: worker processes; 0: none.
-    :ivar shuffle: shuffle the rows, in another order in each epoch.
-    :ivar seed: of the order.
-    :ivar read_ahead: rows that may be read ahead, or held in a shuffle buffer.
-    :ivar keep_every: a filter keeps only rows whose number is a multiple of it.
-    :ivar transform_rows: rows with which a function of rows is called at once.
-    :ivar passes_bad_rows: rows for which the function raises are skipped.
-    :ivar skips_solved: rows that were reported as solved are left out from the next epoch on.
-    :ivar weights: mix the files, with these shares of the rows. No file is read to its end then.
-    """
-
-    batch_size: int = 4
-    num_workers: int = 0
-    shuffle: bool = False
-    seed: int = 7
-    read_ahead: int = 8
-    keep_every: int = 1
-    transform_rows: int = 1
-    passes_bad_rows: bool = False
-    skips_solved: bool = False
-    weights: tuple[float, ...] = ()
+    batch_size: int = 4  # rows of a batch; the last one of an epoch may have fewer, and is delivered
+    num_workers: int = 0  # worker processes; 0: none
+    shuffle: bool = False  # in another order in each epoch
+    seed: int = 7  # of the order
+    read_ahead: int = 8  # rows that may be read ahead, or held in a shuffle buffer
+    keep_every: int = 1  # a filter keeps only rows whose number is a multiple of it
+    transform_rows: int = 1  # rows with which a function of rows is called at once
+    passes_bad_rows: bool = False  # rows for which the function raises are skipped
+    skips_solved: bool = False  # rows that were reported as solved are left out from the next epoch on
+    weights: tuple[float, ...] = ()  # mix the files, with these shares of the rows; no file is read to its end then
 
     def needs(self) -> set[str]:
         """The features out of :data:`FEATURES` that the loader needs for these settings."""
         wanted = {
-            "bad_rows": self.passes_bad_rows,
-            "filter": self.keep_every > 1,
-            "mixture": bool(self.weights),
-            "outcomes": self.skips_solved,
-            "shuffle": self.shuffle,
-            "transform": self.transform_rows > 1,
+            "bad_rows": self.passes_bad_rows, "filter": self.keep_every > 1, "mixture": bool(self.weights),
+            "outcomes": self.skips_solved, "shuffle": self.shuffle, "transform": self.transform_rows > 1,
             "workers": self.num_workers > 0,
-        }
+        }  # fmt: skip
         return {name for name, is_wanted in wanted.items() if is_wanted}
 
 
 class Seen(NamedTuple):
-    """A row that was delivered.
-
-    :ivar row: its number.
-    :ivar worker: the id of the process that made it; 0 if that is not known.
-    """
+    """A row that was delivered, by its number, and the id of the process that made it; 0 if that is not known."""
 
     row: int
     worker: int = 0
 
 
 class Loader(Protocol):
-    """An open loader."""
+    """An open loader. One with the feature ``outcomes`` has ``report(solved)``: which rows of the last batch are."""
 
     def next_batch(self) -> list[Seen]:
-        """The next batch.
-
-        :raises StopIteration: at an epoch's end; the next call begins the next epoch.
-        """
+        """The next batch. It raises StopIteration at an epoch's end, and the next call begins the next epoch."""
 
     def state_dict(self) -> Any:
         """Its current state, as values that JSON has."""
@@ -119,25 +93,12 @@ class Loader(Protocol):
         """Stop its processes."""
 
 
-class ReportingLoader(Loader, Protocol):
-    """A loader with the feature ``outcomes``."""
-
-    def report(self, solved: Mapping[int, bool]) -> None:
-        """Whether rows of the last batch are solved, by their numbers."""
-
-
 class Adapter(Protocol):
-    """A kind of loader. Its class takes no arguments and can be imported, as a check runs it in new processes.
-
-    :ivar name: its name in reports.
-    :ivar version: of the loader.
-    :ivar lacks: features out of :data:`FEATURES` that it does not have, with the reason; checks that need them are not
-        applicable.
-    """
+    """A kind of loader. Its class takes no arguments and can be imported, as a check runs it in new processes."""
 
     name: str
     version: str
-    lacks: Mapping[str, str]
+    lacks: Mapping[str, str]  # the :data:`FEATURES` it does not have, with the reason; checks that need them are left
 
     def open(self, rows: Rows, knobs: Knobs) -> Loader:
         """A loader over ``rows``, made as its own documentation says."""
@@ -157,18 +118,12 @@ class NotApplicableError(Exception):
 
 
 class Run(NamedTuple):
-    """The rows that a run delivered, and its states.
+    """The rows that a run delivered, and its states."""
 
-    :ivar rows: the numbers of all rows, in order.
-    :ivar epoch_ends: how many rows were delivered at the end of each epoch.
-    :ivar states: rows delivered -> the state then, as JSON.
-    :ivar end_states: epoch -> the state after its end was seen.
-    """
-
-    rows: list[int]
-    epoch_ends: list[int]
-    states: dict[int, str]
-    end_states: dict[int, str]
+    rows: list[int]  # the numbers of all rows, in order
+    epoch_ends: list[int]  # how many rows were delivered at the end of each epoch
+    states: dict[int, str]  # rows delivered -> the state then, as JSON
+    end_states: dict[int, str]  # epoch -> the state after its end was seen
 
     def epoch(self, number: int) -> list[int]:
         """The rows of an epoch."""
@@ -177,14 +132,10 @@ class Run(NamedTuple):
 
 
 class Lab:
-    """Writes data to a folder, and runs loaders over it.
-
-    :param folder: an empty folder for this check alone.
-    """
+    """Writes data to a folder, which is of one check alone, and runs loaders over it."""
 
     def __init__(self, adapter: Adapter, folder: str) -> None:
-        self.adapter = adapter
-        self.folder = folder
+        self.adapter, self.folder = adapter, folder
 
     def data(self, num_rows: int = NUM_ROWS, *, bad: Sequence[int] = ()) -> Rows:
         """Rows in one file; those whose numbers are in ``bad`` are bad."""
@@ -204,20 +155,14 @@ class Lab:
         return Rows(paths, num_parts * num_rows)
 
     def require(self, *features: str) -> None:
-        """Refuse a loader without these features.
-
-        :raises NotApplicableError: if it lacks one of them.
-        """
+        """Refuse a loader that lacks one of these features."""
         for feature in features:
             if feature in self.adapter.lacks:
                 raise NotApplicableError(self.adapter.lacks[feature])
 
     @contextmanager
     def open(self, rows: Rows, knobs: Knobs, state: str | None = None) -> Iterator[Loader]:
-        """A loader, which resumes from ``state`` if it is given, and is closed at the end.
-
-        :raises NotApplicableError: if it lacks a feature that these settings need.
-        """
+        """A loader that resumes from ``state``, if it is given, and is closed; it is refused if it lacks a feature."""
         self.require(*sorted(knobs.needs()))
         loader = self.adapter.open(rows, knobs)
         try:
@@ -253,12 +198,9 @@ class Lab:
             return difference(left, taken(loader, len(left), num_epochs))
 
     def resumes_everywhere(
-        self, rows: Rows, knobs: Knobs, num_epochs: int = 1, *, stops: slice = slice(None)
+        self, rows: Rows, knobs: Knobs, num_epochs: int = 1, stops: slice = slice(None)
     ) -> str | None:
-        """None if a run that is resumed at any of its batches continues exactly; otherwise the difference.
-
-        One epoch by default: another check has later ones.
-        """
+        """None if a run that is resumed at any of its batches continues exactly; otherwise the difference."""
         whole = self.run(rows, knobs, num_epochs)
         run = self.run(rows, knobs, num_epochs, with_states=True)
         if found := difference(whole.rows, run.rows):
@@ -296,7 +238,9 @@ def difference(expected: Sequence[int], found: Sequence[int]) -> str | None:
     for number, wanted in enumerate(expected):
         got: Any = found[number] if number < len(found) else "nothing"
         if got != wanted:
-            return f"row {wanted} should come {_ordinal(number)}, and {_row(got)} came{_losses(expected, found)}"
+            place = "first" if number == 0 else f"after {number} others"
+            seen = got if isinstance(got, str) else f"row {got}"
+            return f"row {wanted} should come {place}, and {seen} came{_losses(expected, found)}"
 
     return None
 
@@ -306,14 +250,6 @@ def raised(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     words = next(iter(str(error).splitlines()), "") or (frames[-1].line if frames else "")
     return f"it raised {type(error).__name__}: {words}"
-
-
-def _ordinal(number: int) -> str:
-    return "first" if number == 0 else f"after {number} others"
-
-
-def _row(got: Any) -> str:
-    return got if isinstance(got, str) else f"row {got}"
 
 
 def _losses(expected: Sequence[int], found: Sequence[int]) -> str:

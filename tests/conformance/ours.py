@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def every_1(rows: list[dict[str, Any]], keep_every: int = 1) -> list[dict[str, Any] | None]:
-    """Many rows to samples, each with the row's number as its only token. Raises for a bad row.
-
-    :param keep_every: rows are dropped whose number is not a multiple of it.
-    """
+    """Samples whose only token is the row's number, but of rows that are no multiple of it. Raises for a bad row."""
     if any(row["bad"] for row in rows):
         raise ValueError("a bad row")
 
@@ -28,12 +25,10 @@ def every_1(rows: list[dict[str, Any]], keep_every: int = 1) -> list[dict[str, A
 
 
 def every_2(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """The same, without rows whose number is odd."""
     return every_1(rows, 2)
 
 
 def every_3(rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """The same, without rows whose number is not a multiple of three."""
     return every_1(rows, 3)
 
 

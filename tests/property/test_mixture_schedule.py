@@ -3,8 +3,6 @@
 What it is, is held by the model of `tests/support/model_order.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -18,37 +16,28 @@ from asyncdata.order.mixture import Leaf, Node, NodeState, ScheduleCursor, whole
 pytestmark = pytest.mark.thorough
 
 seeds = st.integers(-(2**70), 2**70)
+WHEN_DONE, MAX_EPOCHS = st.sampled_from(["repeat", "leave", "stop"]), st.none() | st.integers(1, 3)
 
 
 @st.composite
 def nodes(draw, name, depth, by="rows"):
-    """A node with leaves numbered later."""
     number = draw(st.integers(1, 4))
     names = [f"{name}.{letter}".lstrip(".") for letter in "abcd"[:number]]
     children = [
         draw(nodes(child, depth + 1, by))
         if depth < 2 and draw(st.integers(0, 3)) == 0
-        else Leaf(
-            child, draw(st.sampled_from(["repeat", "leave", "stop"])), draw(st.none() | st.integers(1, 3)), number=-1
-        )
+        else Leaf(child, draw(WHEN_DONE), draw(MAX_EPOCHS), number=-1)
         for child in names
     ]
     starts = [0, *sorted(draw(st.sets(st.integers(1, 60), max_size=2)))]
     positive = st.lists(st.integers(0, 9), min_size=number, max_size=number).filter(any)
     stages = tuple((start, tuple(draw(positive))) for start in starts)
-    return Node(
-        name,
-        children=tuple(children),
-        stages=stages,
-        by=draw(st.sampled_from(["rows", "tokens"])) if by == "any" else by,
-        quota=draw(st.integers(1, 20)),
-        when_done=draw(st.sampled_from(["repeat", "leave", "stop"])),
-        max_epochs=draw(st.none() | st.integers(1, 3)),
-    )
+    by = draw(st.sampled_from(["rows", "tokens"])) if by == "any" else by
+    ends = {"quota": draw(st.integers(1, 20)), "when_done": draw(WHEN_DONE), "max_epochs": draw(MAX_EPOCHS)}
+    return Node(name, children=tuple(children), stages=stages, by=by, **ends)
 
 
 def numbered(node):
-    """The tree with its leaves numbered, in order."""
     count = iter(range(1000))
 
     def renumber(child: Any) -> Any:

@@ -1,7 +1,5 @@
 """Any snapshot comes back from a file, a state_dict and JSON; and whatever else is given to them is a SnapshotError."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from contextlib import suppress
@@ -97,9 +95,7 @@ def load_bytes(path, data):
 @some
 @given(snapshot=snapshots)
 def test_a_state_dict_and_its_json_give_back_the_snapshot(path, snapshot):
-    """And so does a file."""
     state = to_state_dict(snapshot)
-
     assert saved(path, snapshot) == from_state_dict(state) == from_state_dict(json.loads(json.dumps(state))) == snapshot
     assert to_state_dict(from_state_dict(state)) == state
 
@@ -108,7 +104,6 @@ def test_a_state_dict_and_its_json_give_back_the_snapshot(path, snapshot):
 @given(sample=samples)
 def test_a_sample_comes_out_of_the_file_as_the_trainer_gave_it_back(path, sample):
     restored = Sample.from_dict(saved(path, Snapshot(position=(0, 0, 0), buffer=[[sample.to_dict()]])).buffer[0][0])
-
     for name in Sample.__struct_fields__[2:]:
         np.testing.assert_equal(getattr(restored, name), getattr(sample, name), name)
 
@@ -121,7 +116,6 @@ def test_bytes_cut_out_put_in_or_moved_are_always_found(path, data):
     start, stop = sorted(data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
     middle = data.draw(st.binary(max_size=20) | st.just(whole[start:stop][::-1]) | st.just(whole[start:stop] * 2))
     changed = whole[:start] + middle + whole[stop:]
-
     if changed != whole:
         with pytest.raises(SnapshotError):
             load_bytes(path, changed)
@@ -171,5 +165,4 @@ def test_a_claim_of_a_great_length_takes_no_memory(path, kind, size):
         load(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-
     assert peak < 5 << 20

@@ -89,7 +89,6 @@ def fine_tune() -> None:
         loader.set_epoch(1)
         for batch in loader:
             assert_type(batch, list[ad.Sample])
-
         assert_type(loader.get_next_batch(32), list[ad.Sample])
         assert_type(loader.get_samples(8), list[list[ad.Sample]])
 

@@ -1,13 +1,25 @@
-"""The house rules, held by reading the package's source: who may import whom, and how long things may grow."""
+"""The house rules: who may import whom, how long things may grow, what the package weighs, and what it imports."""
 
 import ast
+import io
+import json
 import re
 import statistics
+import subprocess
+import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = Path(__file__).parents[2] / "asyncdata"
+import pytest
+
+import asyncdata
+from asyncdata import errors, filters, xtuner
+from asyncdata.demo import tokenizer_folder
+from tests.support.release import ROOT
+
+PACKAGE = ROOT / "asyncdata"
 TESTS = PACKAGE.parent / "tests"
 
 # From the ground up: a folder imports, also for types, only from folders that stand before it. "asyncdata" is the
@@ -61,10 +73,6 @@ def read_package(root: Path) -> dict[str, ast.Module]:
     return {name.removesuffix(".__init__"): ast.parse(path.read_text("utf-8"), path) for name, path in paths.items()}
 
 
-def imports_of(trees: dict[str, ast.Module]) -> list[Import]:
-    return [found for module, tree in trees.items() for found in _imports(module, tree, trees)]
-
-
 def _imports(
     module: str, node: ast.AST, known: dict[str, ast.Module], *, lazy: bool = False, typing_only: bool = False
 ) -> Iterator[Import]:
@@ -106,14 +114,6 @@ def _floor(module: str) -> int:
     return FOLDERS.index(FILES.get(folder, folder))
 
 
-def level_breaches(imports: list[Import]) -> list[str]:
-    return [
-        f"{found}, which is not below it"
-        for found in imports
-        if found.target.split(".")[0] == "asyncdata" and _floor(found.target) > _floor(found.module)
-    ]
-
-
 def knots(imports: list[Import], trees: dict[str, ast.Module], facades: set[str]) -> list[str]:
     """The modules that import one another, directly or round about, and those that import them; no ``__init__``."""
     graph: dict[str, set[str]] = {module: set() for module in trees if module not in facades}
@@ -124,14 +124,6 @@ def knots(imports: list[Import], trees: dict[str, ast.Module], facades: set[str]
         for module in ends:
             del graph[module]
     return sorted(graph)
-
-
-def event_loop_breaches(imports: list[Import]) -> list[str]:
-    return [
-        f"{found}, but {_folder(found.module)} knows no event loop"
-        for found in imports
-        if _folder(found.module) in WITHOUT_AN_EVENT_LOOP and found.target.split(".")[0] in EVENT_LOOPS
-    ]
 
 
 def heavy_breaches(imports: list[Import]) -> list[str]:
@@ -186,34 +178,25 @@ def facades_of(root: Path) -> set[str]:
 
 
 TREES = read_package(PACKAGE)
-IMPORTS = imports_of(TREES)
+IMPORTS = [found for module, tree in TREES.items() for found in _imports(module, tree, TREES)]
 
 
-def test_every_folder_is_listed_and_says_what_lives_in_it():
+def test_a_folder_imports_only_from_folders_before_it_values_know_no_event_loop_and_frameworks_are_lazy():
+    ours = [found for found in IMPORTS if found.target.split(".")[0] == "asyncdata"]
+    assert [str(found) for found in ours if _floor(found.target) > _floor(found.module)] == [], "it is not below it"
+    assert knots(IMPORTS, TREES, facades_of(PACKAGE)) == []
+    without_loop = [found for found in IMPORTS if _folder(found.module) in WITHOUT_AN_EVENT_LOOP]
+    assert [str(found) for found in without_loop if found.target.split(".")[0] in EVENT_LOOPS] == []
+    assert heavy_breaches(IMPORTS) == []
     folders = {module: tree for module, tree in TREES.items() if module in facades_of(PACKAGE)}
-
     assert {_folder(module) for module in TREES} == {*FOLDERS, *FILES}
     assert [module for module, tree in folders.items() if not ast.get_docstring(tree)] == []
-
-
-def test_a_folder_imports_only_from_folders_that_stand_before_it_and_no_modules_one_another_not_even_for_types():
-    assert level_breaches(IMPORTS) == []
-    assert knots(IMPORTS, TREES, facades_of(PACKAGE)) == []
-
-
-def test_what_computes_values_knows_no_event_loop():
-    assert event_loop_breaches(IMPORTS) == []
-
-
-def test_heavy_frameworks_are_imported_inside_functions_of_files_or_folders_that_bear_their_name():
-    assert heavy_breaches(IMPORTS) == []
 
 
 def test_files_and_functions_are_short_and_nothing_in_them_sleeps_pickles_or_is_left_to_do():
     files = {str(path): len(path.read_bytes().splitlines()) for path in PACKAGE.rglob("*.py")}
     functions = function_lengths(TREES)
     percentiles = statistics.quantiles(functions.values(), n=10, method="inclusive")
-
     assert {path: lines for path, lines in files.items() if lines > MAX_FILE_LINES} == {}
     assert {name: lines for name, lines in functions.items() if lines > MAX_FUNCTION_LINES} == {}
     assert statistics.median(functions.values()) <= MEDIAN_FUNCTION_LINES
@@ -221,8 +204,107 @@ def test_files_and_functions_are_short_and_nothing_in_them_sleeps_pickles_or_is_
     assert words_that_do_not_belong(PACKAGE) == []
 
 
-def test_the_tests_do_not_grow_and_reach_into_no_more_inner_modules():
+def test_the_package_and_the_tests_do_not_grow_and_tests_reach_into_no_more_inner_modules():
     lines = sum(len(path.read_bytes().splitlines()) for path in TESTS.rglob("*.py"))
-
     assert lines <= MAX_TEST_LINES
     assert len(inner_imports(read_package(TESTS))) <= MAX_INNER_IMPORTS
+    assert sum(map(lines_of, PACKAGE.rglob("*.py"))) <= MAX_LINES
+
+
+MAX_LINES = 39_975
+MAX_PLAIN_LINES = 10_460
+"""What a loader over JSONL with PromptTokenizeFn and two workers imports into the trainer's process."""
+
+WINGS = (
+    "batching.online", "batching.packers", "batching.planned", "cli", "delivery.media_queue", "delivery.merger",
+    "delivery.outcome_memory", "delivery.quarantine", "integrations", "loader.exclusions", "loader.loader_media",
+    "loader.mix", "loader.mixture_engine", "loader.opened_rows", "loader.outcomes", "loader.proving",
+    "loader.recording", "loader.opened_rows", "loader.wait_progress", "order.mixture", "read_ahead.mixture",
+    "read_ahead.ranks", "read_ahead.row_index", "read_ahead.indexed_windows",
+    "read_ahead.ranks", "read_ahead.stream_windows", "report", "sources.arrow",
+    "sources.growing", "sources.remote.reads", "sources.remote.store", "sources.text_stream", "telemetry.recorder",
+    "tokenization.pictures", "workers.inline", "workers.ray.executor", "workers.request_handler",
+)  # fmt: skip
+"""What is imported only where its setting is set."""
+
+PLAIN = """
+import sys
+from asyncdata import DataLoader, JsonlSource, PromptTokenizeFn
+
+path, folder = sys.argv[1:]
+settings = {"tokenize_fn": PromptTokenizeFn(folder), "num_workers": 2, "batch_size": 8, "epochs": 1}
+with DataLoader(JsonlSource(path), **settings) as loader:
+    batches = iter(loader)
+    next(batches)
+    state, numbers = loader.state_dict(), loader.statistics().to_dict()
+with DataLoader(JsonlSource(path), **settings) as loader:
+    loader.load_state_dict(state)
+    for batch in loader:
+        pass
+print(*(name for name in sys.modules if name.partition(".")[0] == "asyncdata"))
+"""
+
+
+def code_lines(text: str) -> int:
+    """Lines with code: no comments, docstrings and blank lines."""
+    between = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    silent = between | {tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in silent and not (token.type == tokenize.STRING and before in between):
+            lines.update(range(token.start[0], token.end[0] + 1))
+        if token.type not in {tokenize.COMMENT, tokenize.NL}:
+            before = token.type
+    return len(lines)
+
+
+def lines_of(path: Path) -> int:
+    return code_lines(path.read_text(encoding="utf-8"))
+
+
+def test_a_plain_loader_imports_no_wing_and_less_than_what_was_decided(tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"input": "What is {n} + 7?"}}\n' for n in range(40)))
+    command = [sys.executable, "-c", PLAIN, str(data), str(tokenizer_folder())]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=PACKAGE.parent).stdout
+    names = [name.removeprefix("asyncdata.") for name in printed.split() if name != "asyncdata"]
+    files = [PACKAGE.joinpath(*name.split(".")) for name in names]
+    paths = [path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py" for path in files]
+    assert len(names) > 50
+    assert [name for name in names if name.startswith(WINGS)] == []
+    assert sum(map(lines_of, paths)) + lines_of(PACKAGE / "__init__.py") <= MAX_PLAIN_LINES
+
+
+def modules_after(statements: str) -> set[str]:
+    code = f"import sys\n{statements}\nnames = sorted(sys.modules)\nimport json\nprint(json.dumps(names))"
+    command = [sys.executable, "-c", code]
+    return set(json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout))
+
+
+def test_a_public_name_resolves_and_says_what_it_is_and_another_is_an_attribute_error():
+    for name in asyncdata.__all__:
+        assert getattr(asyncdata, name).__doc__, name
+        assert name in dir(asyncdata)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = asyncdata.no_such_name
+
+
+@pytest.mark.parametrize("module", [errors, filters, xtuner])
+def test_the_names_of_a_public_module_are_a_sorted_list_and_are_explained(module):
+    assert module.__name__.rpartition(".")[2] in dir(asyncdata)
+    assert list(module.__all__) == sorted(set(module.__all__), key=str.casefold)
+    assert all(getattr(module, name).__doc__ for name in module.__all__)
+    assert not {*module.__all__} & {*asyncdata.__all__}
+
+
+def test_importing_the_package_its_public_modules_and_every_public_name_imports_no_more_than_that():
+    imported = modules_after("import asyncdata") - modules_after("import __future__, importlib, typing")
+    assert imported == {"asyncdata", "asyncdata.core"}
+    imported = modules_after("import asyncdata\nasyncdata.errors.EndOfData") - modules_after("import typing")
+    assert {name for name in imported if name.startswith("asyncdata.")} == {
+        *("asyncdata.core", "asyncdata.core.errors", "asyncdata.errors")
+    }
+    imported = modules_after("import asyncdata\nfor name in asyncdata.__all__: getattr(asyncdata, name)")
+    assert "asyncdata.loader.loader" in imported
+    assert imported & HEAVY.keys() == set()

@@ -33,7 +33,7 @@ def test_a_check_finds_the_loader_that_is_broken_in_its_way_and_is_the_only_one(
     assert re.search(r"row|worker|epoch", report.failures[0].detail)
 
 
-def test_what_a_loader_cannot_do_is_not_held_against_it_and_the_reason_is_told():
+def test_what_a_loader_lacks_is_not_held_against_it_and_the_kit_needs_nothing_but_python(tmp_path):
     report = run_checks(Narrow(), FAST)
     results = {outcome.check: (outcome.result, outcome.detail) for outcome in report.outcomes}
     assert report.failures == []
@@ -43,15 +43,10 @@ def test_what_a_loader_cannot_do_is_not_held_against_it_and_the_reason_is_told()
     assert results["read_ahead"] == ("not applicable", "it does not read ahead")
     assert set(Narrow.lacks) == set(FEATURES)
 
-
-def test_the_page_says_that_ours_passes_every_check():
     page = (ROOT / "docs/reference/testing.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE) == [(name, "passed") for name in CHECKS]
     assert len(CHECKS) == 16
 
-
-def test_the_kit_needs_nothing_but_python(tmp_path):
-    """So that it runs in the environment of any loader: with the standard library alone."""
     program = (
         "import sys; sys.modules['asyncdata'] = None; "
         f"sys.path.insert(0, {str(ROOT)!r}); "

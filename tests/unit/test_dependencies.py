@@ -40,7 +40,7 @@ def needed(name: str, found: set[str]) -> set[str]:
     return found
 
 
-def test_every_dependency_has_a_lower_bound_and_one_range_of_versions():
+def test_the_core_and_the_extras_need_what_the_pages_name():
     ranges: dict[str, set[str]] = {}
     for requirement in sum(EXTRAS.values(), CORE):
         assert {each.operator for each in requirement.specifier} & {">=", "==", "~="}, requirement
@@ -48,16 +48,12 @@ def test_every_dependency_has_a_lower_bound_and_one_range_of_versions():
 
     assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
 
-
-def test_the_core_needs_what_the_page_names_and_nothing_else():
     page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
     section = page.partition("\n## Dependencies\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", section, re.MULTILINE)
 
     assert [name for name, _ in rows] == sorted(names(CORE))
 
-
-def test_the_core_pulls_in_no_extra():
     found: set[str] = set()
     for name in names(CORE):
         needed(name, found)
@@ -68,8 +64,6 @@ def test_the_core_pulls_in_no_extra():
     assert len(found) > len(CORE)
     assert not found & optional
 
-
-def test_the_reference_says_what_each_extra_brings_and_the_extra_all_has_every_one_for_users():
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
     told = {extra: re.findall(r"`([^`]+)`", packages) for extra, packages in rows}
@@ -85,7 +79,6 @@ def test_what_is_said_to_install_it_works_from_a_clone_and_names_no_host_of_an_i
     paths = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file() and path.suffix in kinds}
     # The name on the package index is not ours: a path, or a dot in the clone.
     unwanted = re.compile(r"""pip install (?:-\S+ )*["'`]*asyncdata\b|(?i:\bpypi\.(?:org|python)|python(?=hosted))""")
-
     assert len(paths) > 500
     assert [path.name for path in sorted(paths) if unwanted.search(path.read_text(encoding="utf-8"))] == []
     assert from_clone("fast").startswith('pip install ".[fast]" in a clone')
@@ -104,7 +97,6 @@ def test_every_installed_dependency_of_a_user_has_a_permissive_or_reviewed_licen
     for name in names(CORE).union(*(names(EXTRAS[extra]) for extra in set(EXTRAS) - FOR_DEVELOPERS - {"torch"})):
         needed(name, found)
     here = {canonicalize_name(each.metadata["Name"]) for each in metadata.distributions()}
-
     licences = of_installed(found & here)
     assert len(licences) > 15
     assert faults(licences) == []
@@ -113,7 +105,6 @@ def test_every_installed_dependency_of_a_user_has_a_permissive_or_reviewed_licen
 def test_an_audit_that_could_not_be_done_is_no_audit_that_found_nothing():
     unknown = "ERROR:pip_audit._cli:msgspec: Dependency not found on PyPI and could not be audited: msgspec (0.19.0)"
     offline = "requests.exceptions.ConnectionError: Max retries exceeded with url: /v1/query"
-
     assert verdict(0, "No known vulnerabilities found", 3) == (0, "audit: 3 packages, no known fault")
     assert verdict(1, "Found 2 known vulnerabilities in 1 package\njinja2 3.0 ...", 3).status == 1
     for said in (unknown, offline, f"No known vulnerabilities found\n{unknown}", ""):
@@ -121,7 +112,6 @@ def test_an_audit_that_could_not_be_done_is_no_audit_that_found_nothing():
         assert found.status == 2
         assert found.text.startswith("audit: NOT DONE. The advisory service cannot be reached")
         assert found.text.endswith(said.splitlines()[-1] if said else "pip-audit said nothing")
-
     found = installed()
     assert any(re.fullmatch(r"msgspec==[\d.]+", line, re.IGNORECASE) for line in found)
     assert not any(line.startswith("asyncdata==") for line in found), "the package itself is not audited"

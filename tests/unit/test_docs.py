@@ -1,12 +1,14 @@
-"""README.md and docs/: every example runs and prints what its page says, and the reference lists all there is."""
+"""README.md and docs/: examples run and print what a page says, the reference lists all there is, and figures exist."""
 
 import ast
 import asyncio
 import importlib
 import inspect
 import itertools
+import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -28,7 +30,9 @@ from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
 from asyncdata.errors import ConfigError
 from asyncdata.loader.config import STRUCTS
+from tests.benchmarks.peers.environments import ENVIRONMENTS
 from tests.benchmarks.run import FIGURES
+from tests.support.figures import TARGETS
 from tests.support.pages import HOME, Block, blocks_of, is_printed, reference, run_block, run_command
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +54,6 @@ NEEDED = {
 
 
 def prose_of(page: Path) -> str:
-    """The page without its fenced blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -59,7 +62,6 @@ def name_of(page: Path) -> str:
 
 
 def read(name: str) -> str:
-    """A page of the reference."""
     return (DOCS / "reference" / name).read_text(encoding="utf-8")
 
 
@@ -149,10 +151,7 @@ def test_the_shell_commands_of_a_page_are_commands(page):
 def test_the_first_screen_is_one_and_begins_with_a_line_each_that_runs_the_demo_and_that_runs_the_checks():
     demo, checks, *_ = blocks_of(ROOT / "README.md")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-
-    assert (
-        len((ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0].splitlines()) <= FIRST_SCREEN_LINES
-    )
+    assert len((ROOT / "README.md").read_text("utf-8").partition("\n## ")[0].splitlines()) <= FIRST_SCREEN_LINES
     assert (demo.text.count("\n"), checks.text.count("\n")) == (1, 1)
     assert demo.text.endswith(".venv/bin/asyncdata demo\n")
     assert all(tool in checks.text for tool in ("ruff check", "ruff format --check", "mypy", "pytest"))
@@ -170,7 +169,6 @@ def test_the_badges_say_the_licence_and_the_python_versions_of_the_package():
         assert f"Python {versions[0]} to {versions[-1]}" in page.read_text("utf-8"), page
     facts = {"licence": project["license"], "python": " | ".join(versions)}
     badges = re.findall(r"!\[(\w+): ([^\]]+)\]\((docs/plots/badge-\w+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
-
     assert {name.lower(): fact for name, fact, _ in badges} == facts
     for _, fact, path in badges:
         assert f">{fact}</text>" in (ROOT / path).read_text(encoding="utf-8")
@@ -182,9 +180,7 @@ def test_the_coroutine_of_the_readme_runs(folder):
         if block.language == "python":
             run_block(block, names, "README.md")
     generate = AsyncMock(side_effect=lambda groups: groups[:2])
-
     asyncio.run(names["rollouts"](generate))
-
     assert [len(group) for (groups,), _ in generate.await_args_list for group in groups] == [8] * 32
 
 
@@ -205,7 +201,6 @@ def test_the_links_of_a_page_lead_somewhere_and_it_names_no_path_of_this_machine
     for link in links_of(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-
         assert target.is_file(), link
         assert not anchor or anchor in anchors_of(target), link
     text = page.read_text(encoding="utf-8")
@@ -214,17 +209,10 @@ def test_the_links_of_a_page_lead_somewhere_and_it_names_no_path_of_this_machine
     assert set(re.findall(r"/(?:home|Users)/\w+", text)) <= {HOME}
 
 
-def test_the_index_leads_to_every_page():
-    reached = {(DOCS / link.partition("#")[0]).resolve() for link in links_of(DOCS / "index.md")}
-
-    assert set(PAGES) - reached - {DOCS / "index.md", ROOT / "README.md"} == set()
-
-
 @pytest.mark.parametrize("page", PAGES[1:], ids=name_of)
 def test_a_page_opens_with_what_it_is_and_its_code_is_at_most_80_columns_wide(page):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     title, empty, what, *_ = page.read_text(encoding="utf-8").splitlines()
-
     assert title.startswith("# ")
     assert empty == ""
     assert re.match(r"(?!For (those|everybody)|After this page)\S.*[.:]( |$)", what)
@@ -256,7 +244,6 @@ def test_the_source_files_tests_and_codes_that_a_page_names_exist(page):
         assert (ROOT / name).exists(), name
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", prose_of(page)):
         text = (ROOT / path).read_text(encoding="utf-8")
-
         for part in name.split("::"):
             is_there = re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^{part} = ", text, re.MULTILINE)
             assert is_there, f"{path}::{name}"
@@ -309,18 +296,15 @@ def test_the_reference_in_the_repository_is_that_of_the_code(page):
     assert text == reference.filled(text), "it is stale: python docs/site/reference.py"
 
 
-def test_the_reference_says_what_each_class_of_settings_takes():
+def test_the_reference_lists_all_there_is_and_says_what_each_class_of_settings_takes():
+    for what, (declared, documented) in declared_and_documented().items():
+        assert documented == declared, what
     pages = "\n".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
     signatures = dict(re.findall(r"^```python3\n([A-Z]\w+)\((.*?)\)\n```", pages, re.M | re.S))
     kinds = (getattr(module, name, None) for module in (asyncdata, asyncdata.xtuner) for name in module.__all__)
     for kind in (kind for kind in kinds if hasattr(kind, "__struct_fields__")):
         fields = [name for name in kind.__struct_fields__ if not name.startswith("_")]
         assert re.findall(r"(?:^|[\n ])(\w+):", signatures[kind.__name__]) == fields, kind
-
-
-def test_the_reference_lists_all_there_is_and_nothing_else():
-    for what, (declared, documented) in declared_and_documented().items():
-        assert documented == declared, what
 
 
 @pytest.mark.parametrize("kind", [asyncdata.LoaderConfig, asyncdata.Statistics, *STRUCTS.values()])
@@ -334,7 +318,6 @@ CONTEXTS = {context.command_path: context for context in reference.contexts_of(c
 @pytest.mark.parametrize("command", CONTEXTS)
 def test_a_command_is_documented_as_its_help_has_it_speaks_json_and_can_be_verbose(command):
     here = table_rows(section(read("cli.md"), f"`{command}`"))
-
     assert {"--json", "--verbose"} < {name for names in here for name in names.split()}
     assert all(about != [""] for about in here.values())
 
@@ -344,7 +327,6 @@ def test_each_figure_of_the_readme_has_a_row_of_the_measurements_and_a_command_t
     told = [row[1] for row in re.findall(r"^\| (\S[^|]*) \| ([^|]+) \|$", speeds, re.MULTILINE)]
     page = (DOCS / "explanation" / "measurements.md").read_text("utf-8")
     repeated = re.findall(r"^\| ([^|]+) \| (S\w+), [^|]+ \| `--only (S\w+)`[^|]* \| 20\d\d-\d\d-\d\d \|$", page, re.M)
-
     assert [figure for figure, *_ in repeated] == told != []
     for figure, row, only in repeated:
         assert row == only and row in FIGURES, figure
@@ -361,7 +343,6 @@ def test_the_figures_of_the_first_screen_are_those_of_the_pages_with_their_dates
     told = {(figure, date) for text, date in bullets for figure in re.findall(r"\*\*(.+?)\*\*", text)}
     measured = set(re.findall(r"^\| ([^|]+) \| S\w+, .*\| (20\d\d-\d\d-\d\d) \|$", pages, re.MULTILINE))
     kills = sum(map(int, re.findall(r"^\| R[12] \|.*\| (\d+) kills; 0, 0, 0 \|", pages, re.MULTILINE)))
-
     assert (len(bullets), {figure for figure, _ in told - measured}) == (3, {f"{kills} kills"})
 
 
@@ -398,3 +379,45 @@ def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_st
     for program in programs:
         code = program.read_text(encoding="utf-8")
         assert "asyncdata" in code and "__main__" in code, program
+
+
+def test_every_figure_and_page_is_listed_where_it_must_be():
+    page = (ROOT / "docs" / "explanation" / "reliability.md").read_text(encoding="utf-8")
+    rows = {cells[1].strip(): cells for cells in (line.split("|") for line in page.splitlines()) if len(cells) == 7}
+
+    assert set(TARGETS) | {"R6", "R14"} == set(rows) - {"", "---"}
+    named = [path for cells in rows.values() for path in re.findall(r"tests/[\w/.]+", cells[5])]
+    assert len(named) > len(TARGETS)
+    assert all((ROOT / path).exists() for path in named)
+
+    page = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
+    parts = (page.split(f"## {name}\n", 1)[1].split("\n## ", 1)[0] for name in ("What is measured", "Time and memory"))
+    explained, results = (re.findall(r"^\| (S\d+b?) \|", part, re.MULTILINE) for part in parts)
+
+    assert explained == list(FIGURES)
+    assert list(dict.fromkeys(results)) == list(FIGURES)
+    assert all("==" in package for peer in ENVIRONMENTS.values() for step in peer.steps for package in step)
+    reached = {(DOCS / link.partition("#")[0]).resolve() for link in links_of(DOCS / "index.md")}
+
+    assert set(PAGES) - reached - {DOCS / "index.md", ROOT / "README.md"} == set()
+
+
+@pytest.mark.thorough
+def test_each_promise_is_held_by_an_integration_test_of_the_quick_selection():
+    pattern = re.compile(r"`(tests/integration/[\w/]+\.py::[\w:]+)`")
+    page = (ROOT / "docs/explanation/reliability.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (P\d): .*?\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
+    named = {promise: pattern.findall(text) for promise, text in sections}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *sum(named.values(), [])],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    quick = {line.partition("[")[0] for line in run.stdout.splitlines()}
+    assert len(named) == 8
+    assert [promise for promise, names in named.items() if not quick.intersection(names)] == []

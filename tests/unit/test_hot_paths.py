@@ -55,13 +55,17 @@ def rows(jsonl_file: Callable[..., Path]) -> Path:
     return jsonl_file({"id": number} for number in range(NUM_ROWS))
 
 
-def test_a_ready_batch_costs_as_many_calls_whatever_its_size_and_a_ready_group_none_of_its_own(rows):
+def test_a_ready_batch_and_group_cost_as_many_calls_whatever_their_size_and_a_sample_is_small(rows):
     with full_loader(rows) as loader:
         few, many = (calls_of_a_ready_batch(partial(loader.get_next_batch, number)) for number in (2, 64))
     with full_loader(rows, n_samples_per_prompt=8) as loader:
         assert calls_of_a_ready_batch(partial(loader.get_samples, 32)) <= 25  # 17
-
     assert few == many <= 20  # 14
+    assert sys.getsizeof(Sample()) <= 8 * (len(Sample.__struct_fields__) + 4)
+    with full_loader(rows) as loader:
+        (sample,) = loader.get_next_batch(1)
+        assert num_calls(lambda: sample.tokens) <= 8  # 5
+        assert num_calls(lambda: sample.tokens) <= 3
 
 
 @contextlib.contextmanager
@@ -78,15 +82,6 @@ def calls_of_a_ready_batch(take: Callable[[], object]) -> int:
     return min(num_calls(take) for _ in range(20))
 
 
-def test_a_sample_is_small_and_a_look_at_its_tokens_costs_few_calls(rows):
-    assert sys.getsizeof(Sample()) <= 8 * (len(Sample.__struct_fields__) + 4)
-    with full_loader(rows) as loader:
-        (sample,) = loader.get_next_batch(1)
-
-        assert num_calls(lambda: sample.tokens) <= 8  # 5
-        assert num_calls(lambda: sample.tokens) <= 3
-
-
 def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows():
     """The service's thread never walks the rows of a reply in Python."""
     costs = []
@@ -100,7 +95,6 @@ def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows():
             coordinator.fill(coordinator.channel, entry, chunk)
 
         costs.append(num_calls(arrive))
-
     assert costs[1] == costs[2] <= 100  # 86, of which 40 are for the digest
 
 
@@ -108,16 +102,13 @@ def test_a_chunk_costs_as_many_calls_whatever_the_number_of_its_rows():
 async def test_a_request_costs_as_many_calls_whatever_the_number_of_its_rows(rows):
     async with Client(InlineExecutor(row_id), rows, row_id).reading() as window:
         costs = [num_calls(lambda num_rows=num_rows: frame(1, window.request(0, num_rows))) for num_rows in (32, 512)]
-
     assert costs[0] == costs[1] <= 30  # 19
 
 
 @pytest.mark.parametrize("num_rows", [*range(1, 5), 20_000])
 def test_tokens_are_aligned_views_of_the_frame_that_brought_them(num_rows):
     body = body_of(num_rows)
-
     tokens = Chunk(decode_reply(body), Position(), num_rows, Lines(), ends_epoch=False).tokens_of(num_rows - 1)
-
     assert tokens.tolist() == [num_rows - 1, 70_000]
     assert num_rows < 5 or np.shares_memory(tokens, np.frombuffer(body, np.uint8))
     assert tokens.flags.aligned

@@ -46,11 +46,16 @@ def subclasses_of(kind: type) -> list[type]:
     return [found for each in kind.__subclasses__() for found in [each, *subclasses_of(each)]]
 
 
-def test_every_description_with_a_tokenizer_has_a_tag_that_is_pinned_here():
+def test_what_is_known_by_tag_is_pinned_and_kinds_of_one_base_are_told_apart():
     public = [kind for kind in subclasses_of(OfTokenizer) if kind.__name__.endswith("TokenizeFn")]
     ours = {tag_of(kind): kind for kind in public if kind.__module__.startswith("asyncdata.")}
-
     assert ours == DESCRIPTIONS
+
+    class Mine(asyncdata.PromptTokenizeFn, frozen=True, kw_only=True):
+        pass
+
+    assert tag_of(Mine) == f"{__name__}:{Mine.__qualname__}"
+    assert Mine("nowhere").settings_digest() != asyncdata.PromptTokenizeFn("nowhere").settings_digest()
 
 
 @pytest.mark.parametrize("kind", DESCRIPTIONS.values())
@@ -60,7 +65,6 @@ def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as
     written = json.loads(json.dumps({field.name: getattr(plain, field.name) for field in msgspec.structs.fields(kind)}))
     monkeypatch.setitem(sys.modules, "scratch_module", sys)  # it is gone after the test
     moved = getattr(load_elsewhere(kind.__module__), kind.__name__)
-
     assert kind(**written).settings_digest() == plain.settings_digest()
     assert moved.__module__ == "scratch_module"
     assert moved("nowhere", **NEEDED.get(kind, {})).settings_digest() == plain.settings_digest()
@@ -78,14 +82,6 @@ def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as
 )
 def test_a_setting_that_was_renamed_leaves_the_fingerprint_as_it_was(kind, settings, digest):
     assert kind("t", **settings).settings_digest() == digest
-
-
-def test_the_kinds_of_one_base_are_told_apart_where_a_subclass_has_no_tag_of_its_own():
-    class Mine(asyncdata.PromptTokenizeFn, frozen=True, kw_only=True):
-        pass
-
-    assert tag_of(Mine) == f"{__name__}:{Mine.__qualname__}"
-    assert Mine("nowhere").settings_digest() != asyncdata.PromptTokenizeFn("nowhere").settings_digest()
 
 
 def test_a_function_or_the_class_of_a_callable_is_known_by_its_tag_or_else_its_import_path():
@@ -132,7 +128,6 @@ def open_source(kind: str, folder: Path) -> Any:
 
 
 def key_of(files: Any, reader: Any) -> str:
-    """The key of the row index."""
     limits = {"max_row_bytes": files.max_row_bytes, "block_bytes": 1 << 20, "slack_bytes": 1 << 16}
     job = Job(files=files.files, tokenize=None, reader=reader, **limits)
     return index_identity(files, job, "rows", asyncdata.PromptTokenizeFn)
@@ -144,11 +139,9 @@ def test_a_reader_has_its_tag_and_its_class_may_lie_anywhere(tmp_path, tag):
     reader = files.reader
     assert reader.tag == tag
     assert isinstance(resolve_path(reader.path), type), "the path is where it lies now"
-
     moved = msgspec.structs.replace(reader, path="scratch_module:Reader")
     assert key_of(files, moved) == key_of(files, reader)
     assert key_of(files, msgspec.structs.replace(reader, tag="another")) != key_of(files, reader)
-
     mine = msgspec.structs.replace(reader, tag="", path="mine:Reader")
     assert mine.identity == "mine:Reader", "without a tag it is known by its path"
     assert key_of(files, mine) != key_of(files, msgspec.structs.replace(mine, path="theirs:Reader"))

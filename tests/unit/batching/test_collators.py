@@ -1,7 +1,5 @@
 """Collators: nothing is predicted over a boundary, boundaries are those of documents, and shapes are as promised."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import hypothesis.strategies as st
@@ -24,9 +22,7 @@ def document(*tokens, **labels):
 
 
 def sample(tokens, labels=None, **extra):
-    return Sample(
-        tokens=np.array(tokens, np.int32), labels=None if labels is None else np.array(labels), extra={**extra}
-    )
+    return Sample(tokens=np.array(tokens, np.int32), labels=None if labels is None else np.array(labels), extra=extra)
 
 
 PACK = [document(1, 2, 3), document(11, 12, 13)]
@@ -39,14 +35,10 @@ PAIRS = [
 ]
 
 WHOLE = {
-    "input_ids": [[1, 2, 3, 11, 12, 13, 99, 99, 99, 99, 99, 99]],
-    "labels": [[NONE, 2, 3, NONE, 12, 13, *[NONE] * 6]],
-    "position_ids": [[0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 0, 1]],
-    "seq_idx": [[0, 0, 0, 1, 1, 1, -1, -1, -1, -1, -1, -1]],
-    "cu_seqlens": [0, 3, 6, 10, 12],
-    "max_seqlen": 4,
-    "num_padding": 6,
-}
+    "input_ids": [[1, 2, 3, 11, 12, 13, 99, 99, 99, 99, 99, 99]], "labels": [[NONE, 2, 3, NONE, 12, 13, *[NONE] * 6]],
+    "position_ids": [[0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 0, 1]], "seq_idx": [[0, 0, 0, 1, 1, 1, -1, -1, -1, -1, -1, -1]],
+    "cu_seqlens": [0, 3, 6, 10, 12], "max_seqlen": 4, "num_padding": 6,
+}  # fmt: skip
 OF_XTUNER = {
     "input_ids": [[1, 2, 3, 11, 12, 0, 0, 0, 0, 0]],
     "shifted_labels": [[2, 3, 11, 12, 13, *[NONE] * 5]],
@@ -110,7 +102,7 @@ BATCHES: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
         {"shifted_labels": [[2, 3, NONE], [NONE, NONE, NONE], [NONE, 6, NONE]]},
     ),
     "rows of a fixed length": (FixedCollator(length=4, pad_id=9), ROWS[1:], {n: RIGHT[n][1:] for n in RIGHT}),
-    "rows of a fixed length, shifted": (
+    "of a fixed length, shifted": (
         FixedCollator(length=4, shift_labels=True), ROWS[:1], {"shifted_labels": [[2, 3, NONE, NONE]]},
     ),
     "padding that samples bring along is padding": (FixedCollator(length=5), BROUGHT, BROUGHT_RIGHT),
@@ -144,7 +136,6 @@ def lists(batch):
 @pytest.mark.parametrize(("collator", "items", "wanted"), BATCHES.values(), ids=BATCHES)
 def test_a_batch_is(collator, items, wanted):
     batch = collator(items)
-
     assert {name: value for name, value in lists(batch).items() if name in wanted} == wanted
     arrays = {name: value.dtype for name, value in batch.items() if isinstance(value, np.ndarray)}
     of_segments = {"seq_idx", "cu_seqlens", "cu_seqlens_padded"}
@@ -155,7 +146,6 @@ def test_a_batch_is(collator, items, wanted):
 def test_a_batch_has_the_fields(collator, names):
     items = PAIRS if isinstance(collator, PreferenceCollator) else ROWS
     batch = collator([items] if isinstance(collator, PackedCollator) else items)
-
     assert sorted(batch) == sorted(names)
 
 
@@ -182,9 +172,7 @@ batches = st.lists(st.lists(documents, min_size=1, max_size=6), min_size=1, max_
 
 
 @in_ci(max_examples=20)
-@given(
-    batches, st.sampled_from([1, 2, 3]), st.integers(1, 4), st.integers(0, 30), st.sampled_from(["document", "none"])
-)
+@given(batches, st.integers(1, 3), st.integers(1, 4), st.integers(0, 30), st.sampled_from(["document", "none"]))
 def test_documents_are_found_again_by_any_of_the_boundaries(packs, multiple, chunk, room, shift):
     longest = max(sum(-(-len(d.tokens) // multiple) * multiple for d in pack) for pack in packs)
     width = longest + room * multiple
@@ -247,14 +235,19 @@ def test_each_token_has_the_number_of_its_part_of_a_mixture(collator, wanted):
         batch(long, other)
 
 
-def test_collating_does_not_write_into_the_documents():
+def test_collating_does_not_write_into_the_documents_and_xtuners_shape_can_be_of_tensors():
     one = document(*range(5), labels=range(5))
     one.tokens.flags.writeable = one.labels.flags.writeable = False
-
     batch = PackedCollator()([[one]])
-
     assert not np.shares_memory(batch["input_ids"], one.tokens)
     assert not np.shares_memory(batch["labels"], one.labels)
+    torch = pytest.importorskip("torch")
+    (item,) = XTunerCollator(max_length=8, output="tensors", pad_to_max_length=False)([PACK])
+    assert item["shifted_labels"].tolist() == [[2, 3, NONE, 12, 13, NONE]]
+    assert item["seq_ctx"]["cu_seq_lens_k"].dtype == torch.int32
+    assert item["seq_ctx"]["max_length_k"] == 3
+    with pytest.raises(ConfigError, match='output="sequence_context" needs XTuner'):
+        XTunerCollator(max_length=8, output="sequence_context")([PACK])
 
 
 EMPTY = document()
@@ -304,18 +297,6 @@ def test_what_cannot_be_collated_is_an_error_that_says_so(collator, items, messa
 def test_a_setting_that_cannot_work_is_named(kind, settings, message):
     with pytest.raises(ConfigError, match=message):
         kind(**settings)
-
-
-def test_xtuners_shape_can_be_of_tensors_and_its_own_class_cannot_be_had_without_it():
-    torch = pytest.importorskip("torch")
-
-    (item,) = XTunerCollator(max_length=8, output="tensors", pad_to_max_length=False)([PACK])
-
-    assert item["shifted_labels"].tolist() == [[2, 3, NONE, 12, 13, NONE]]
-    assert item["seq_ctx"]["cu_seq_lens_k"].dtype == torch.int32
-    assert item["seq_ctx"]["max_length_k"] == 3
-    with pytest.raises(ConfigError, match='output="sequence_context" needs XTuner'):
-        XTunerCollator(max_length=8, output="sequence_context")([PACK])
 
 
 def test_arrays_become_tensors_of_their_shape_and_dtype_and_pinned_ones_need_a_device():

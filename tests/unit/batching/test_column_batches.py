@@ -1,7 +1,5 @@
 """Columns in batches: each value stands at its token, beside its label, or with its document; the rest is padding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -80,7 +78,6 @@ def test_rows_of_packs_have_each_value_where_its_token_or_its_label_is(drawn, sh
 def test_padded_rows_have_them_on_the_side_of_the_tokens(side, shift_labels):
     samples = [sample([1, 2, 3]), sample([4, 5], lacks=True)]
     batch = PaddedCollator(side=side, pad_to_multiple_of=4, shift_labels=shift_labels)(samples)
-
     ids, weights = [1, 2, 3], [20, 30, -9] if shift_labels else [10, 20, 30]
     row, of_labels = ([PAD, *ids], [-9, *weights]) if side == "left" else ([*ids, PAD], [*weights, -9])
     assert batch["at_tokens"][0].tolist() == [[id, -id] if id else [-7, -7] for id in row]
@@ -88,10 +85,16 @@ def test_padded_rows_have_them_on_the_side_of_the_tokens(side, shift_labels):
     assert FixedCollator(length=4)(samples)["at_tokens"].shape == (2, 4, 2)
 
 
-def test_a_piece_of_a_sample_has_the_values_of_its_tokens():
+def test_a_piece_of_a_sample_has_the_values_of_its_tokens_and_megatrons_mask_is_beside_the_labels():
     whole = sample([1, 2, 3, 4, 5])
     batch = PackedCollator()([[Document(whole.tokens[2:4], whole.labels[2:4], None, whole, 2)]])
     assert (batch["at_tokens"][0, :, 0].tolist(), batch["at_labels"].tolist()) == ([3, 4], [[30, 40]])
+    column = Column("loss_mask", "float32", follows="labels")
+    ids = np.arange(1, 4, dtype=np.int32)
+    whole = Sample(tokens=ids, labels=ids, columns=Columns({column: np.array([0, 0.5, 1], np.float32)}))
+    batch = PackedCollator(max_length=5, shift="document")([[Document(ids, ids, None, whole)]])
+    assert (batch["loss_mask"].tolist(), batch["loss_mask"].dtype) == ([[0.5, 1, 0, 0, 0]], np.float32)
+    assert batch["shifted_labels"].tolist() == [[2, 3, IGNORE, IGNORE, IGNORE]]
 
 
 PIXELS = Column("pixel_values", "float32", "item", (2,), optional=True)
@@ -120,7 +123,6 @@ def pictured(tokens: list[int], patches: list[int] | None = None) -> Document:
 def test_a_pack_has_the_positions_that_qwens_models_take():
     pack = [pictured([1, 2, 3], [2]), pictured([4, 5])]
     batch = PackedCollator(max_length=8, keys="transformers")([pack])
-
     own, *three = batch["position_ids"].tolist()
     assert own == PackedCollator(max_length=8)([[Document(each.tokens) for each in pack]])["position_ids"].tolist()
     assert three == [[[*(10 * axis + place for place in range(3)), 0, 1, 0, 0, 0]] for axis in range(3)]
@@ -144,7 +146,6 @@ def test_a_call_of_a_model_has_pictures_only_where_there_are_some_and_no_counts(
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rows_have_three_positions_for_each_token(side):
     batch = PaddedCollator(side=side)([pictured([1, 2, 3], [1]), pictured([4, 5])])
-
     text = [0, 0, 1] if side == "left" else [0, 1, 0]
     assert batch["position_ids"].tolist() == [[[10 * n + place for place in range(3)], text] for n in range(3)]
 
@@ -152,7 +153,6 @@ def test_padded_rows_have_three_positions_for_each_token(side):
 def test_verls_rows_have_their_own_pictures_and_four_positions():
     documents = [pictured([1, 2, 3], [2, 1]), pictured([4, 5])]
     batch = FixedCollator(length=4, keys="verl")(documents)
-
     first, second = batch["multi_modal_inputs"]
     shapes = {name: array.shape for name, array in first.items()}
     assert shapes == {"pixel_values": (3, 2), "image_grid_thw": (2, 3), "num_img_tokens": (2,)}
@@ -203,16 +203,6 @@ def test_padded_rows_without_a_picture_have_the_dummy_as_one_row_more(keys):
     assert str(collate([text, with_picture])) == str(without)
     with pytest.raises(ConfigError, match="^AD450 a document of 2 tokens"):
         PaddedCollator(max_length=1, dummy=dummy)([pictured([6])])
-
-
-def test_megatrons_float_mask_stands_beside_the_labels():
-    column = Column("loss_mask", "float32", follows="labels")
-    ids = np.arange(1, 4, dtype=np.int32)
-    whole = Sample(tokens=ids, labels=ids, columns=Columns({column: np.array([0, 0.5, 1], np.float32)}))
-    batch = PackedCollator(max_length=5, shift="document")([[Document(ids, ids, None, whole)]])
-
-    assert (batch["loss_mask"].tolist(), batch["loss_mask"].dtype) == ([[0.5, 1, 0, 0, 0]], np.float32)
-    assert batch["shifted_labels"].tolist() == [[2, 3, IGNORE, IGNORE, IGNORE]]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What the tests of commands share."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -23,5 +21,4 @@ def run_json(capsys):
 
 @pytest.fixture
 def demo_tokenizer():
-    """The tokenizer that comes with the package."""
     return tokenizer_folder()

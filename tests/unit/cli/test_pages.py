@@ -1,18 +1,27 @@
-"""Pages for the browser: of many rows, of the demo, and of telemetry that was damaged, by chance or on purpose."""
+"""Pages for the browser, also of telemetry that was damaged; and the transcripts of ``tests/transcripts``.
 
-from __future__ import annotations
+Each command of a transcript is run, and prints what stands below it. A block that has a file's name beside its language
+is written to that file. What a command writes to stderr stands behind ``!``, without the usage before an error, and an
+exit status other than 0 in the last line; ``...`` stands for anything. ``page FILE SECTION ...`` is no command of ours:
+it prints sections of a page for the browser as text, and ``data`` its samples.
+"""
 
 import random
 import re
 import signal
+import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncdata.demo import tokenizer_folder
 from asyncdata.telemetry.records import End, encode
 from tests.support.commands import asyncdata_process
 from tests.support.html_page import read_page
+from tests.support.pages import HOME, blocks_of, is_printed, run_block, run_command
 from tests.support.parts import MAX_SAMPLES, Event, main
 from tests.support.telemetry_files import BEGAN, interval, start, write, write_run
 
@@ -69,7 +78,6 @@ def test_a_served_report_is_on_loopback_alone_renews_itself_until_the_run_ends_a
 
 
 def tile(page, name):
-    """The figure of a tile."""
     return read_page(page).shown("overview").partition(f"{name}\n")[2].splitlines()[0]
 
 
@@ -160,3 +168,55 @@ def test_a_file_that_begins_with_no_utf8_is_refused_by_name(folder, capsys):
     path = sorted(folder.iterdir())[0]
     path.write_bytes(path.read_bytes().replace(b'"', b'"\xff', 1))
     assert page_or_error(folder, capsys) == ""
+
+
+PAGES = sorted((Path(__file__).parents[2] / "transcripts").glob("*.md"))
+LONG = ("mixtures", "places", "turns")
+_USAGE = re.compile(r"\AUsage: .*\n(?: .*\n)*Try .*\n\n")
+_COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder, but for the tokenizer of the demo, and for the cache of the tests."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "tokenizer").symlink_to(tokenizer_folder())
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "path", [str(here), *sys.path])
+    modules = set(sys.modules)
+    yield here
+    for name in set(sys.modules) - modules:
+        if (here / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+def said_by(command, place):
+    program, *words = command.split()
+    if program == "page":
+        page = read_page(Path(words[0]).read_bytes())
+        return "\n\n".join(map(page.shown, words[1:])).replace(str(place), HOME) + "\n"
+
+    status, out, talk = run_command(command)
+    told = out + "".join(f"! {line}\n" for line in _USAGE.sub("", talk).splitlines())
+    return told.replace(str(place), HOME).replace("\x1b", "␛") + (f"[exit status {status}]\n" if status else "")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=pytest.mark.thorough if page.stem in LONG else ()) for page in PAGES],
+)
+def test_the_commands_of_a_transcript_print_what_stands_below_them(page, place):
+    names: dict[str, Any] = {}
+    for block in blocks_of(page):
+        language, _, name = block.language.partition(" ")
+        if name:
+            Path(name).write_text(block.text.replace(HOME, str(place)), encoding="utf-8")
+        elif language == "python":
+            run_block(block, names, page.name)
+        else:
+            for command, wanted in _COMMAND.findall(block.text):
+                printed = said_by(command, place)
+                assert is_printed(wanted, printed), f"{page.name}: $ {command}\n{printed}"

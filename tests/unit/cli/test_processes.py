@@ -1,6 +1,4 @@
-"""Commands as processes of a shell: workers, signals, terminals, pipes, and streams that cannot be written."""
-
-from __future__ import annotations
+"""Commands as processes of a shell: workers, signals, terminals, pipes, streams that cannot be written; the doctor."""
 
 import json
 import os
@@ -67,7 +65,6 @@ def test_ctrl_c_saves_and_is_status_130(data, tmp_path, demo_tokenizer):
         assert "progress" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
-
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     assert err.endswith("\ninterrupted\n")
@@ -85,7 +82,7 @@ def test_a_command_leaves_the_configuration_of_the_log_as_it_was(data, is_config
     assert (structlog.is_configured(), structlog.get_config()) == (is_configured, before)
 
 
-def test_help_does_not_wait_for_the_library():
+def test_help_does_not_wait_for_the_library_and_a_bar_is_no_wider_than_the_terminal(monkeypatch, capsys):
     code = (
         "import sys\nfrom asyncdata.cli.main import main\n"
         "main(['run', '--help'])\n"
@@ -93,6 +90,9 @@ def test_help_does_not_wait_for_the_library():
     )
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.splitlines()[-1] == "[]"
+    monkeypatch.setenv("COLUMNS", "40")
+    Progress("bar").show(Reading(**READING))
+    assert capsys.readouterr().err == "\x1b[2K[###         ]  25%  1,234 samples    5\r"
 
 
 READING = {"samples": 1234, "rows": 1300, "epoch": 1, "seconds": 2.5, "rows_per_s": 520.0, "tokens_per_s": 81_234.0}
@@ -106,12 +106,6 @@ def test_rates_have_three_digits_and_a_unit(rate, shown, capsys):
     Progress("plain", indent="  ").show(Reading(**{**READING, "tokens_per_s": rate}))
     line = f"   25%  1,234 samples    520 rows/s  {shown:>5} tokens/s  channel 50% full\n"
     assert capsys.readouterr().err == line
-
-
-def test_a_bar_is_no_wider_than_the_terminal(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "40")
-    Progress("bar").show(Reading(**READING))
-    assert capsys.readouterr().err == "\x1b[2K[###         ]  25%  1,234 samples    5\r"
 
 
 @pytest.mark.parametrize("options", [(), ("--shuffle", "full"), ("--block-bytes", "512", "--window-blocks", "4")])
@@ -160,9 +154,7 @@ def test_progress_on_a_terminal_is_a_bar_on_one_line_that_is_redrawn(data, demo_
 @pytest.mark.parametrize(
     ("words", "no_color", "is_coloured"), [((), "", True), ((), "1", False), (("--color", "never"), "", False)]
 )
-def test_on_a_terminal_there_is_colour_unless_it_is_not_wanted(
-    jsonl_file, demo_tokenizer, words, no_color, is_coloured
-):
+def test_a_terminal_has_colour_unless_it_is_not_wanted(jsonl_file, demo_tokenizer, words, no_color, is_coloured):
     path = jsonl_file([{"text": "A story."}])
     command = ("inspect", path, "--tokenizer", demo_tokenizer, "--kind", "text", "--loss-mask", *words)
     shown = on_a_terminal(*command, NO_COLOR=no_color, PYTHONIOENCODING="utf-8")
@@ -238,3 +230,33 @@ def test_with_every_stream_closed_no_file_takes_their_place(redirected, tmp_path
     assert redirected(f"{words} --record record.jsonl >/dev/null 2>&- <&-")[0] == 0
     assert len([json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]) == 20
     assert redirected(f"{words} >&- 2>&- <&-")[0] == 1
+
+
+def doctor(capsys, *data: object) -> tuple[int, dict[str, str]]:
+    status = main(["doctor", "--json", *map(str, data)])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_the_doctor_says_what_is_there_and_names_what_fails(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n' * 5)
+
+    status, found = doctor(capsys, path)
+
+    assert status == 0
+    assert "64 rows are there" in found["workers"]
+    assert "0 proofs" in found["cache"]
+    assert found[str(path)] == "1 files, 0.0 MB"
+    assert f"of {os.cpu_count()}" in found["cpus"]
+    assert "msgspec " in found["packages"]
+
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+
+    status, found = doctor(capsys, tmp_path / "missing.jsonl")
+
+    assert status == 1
+    assert found["cache"].startswith("FAILED: ")
+    assert found[str(tmp_path / "missing.jsonl")].startswith("FAILED: AD304 cannot read")

@@ -1,7 +1,5 @@
 """What is proven of tokenizer backends and of chat templates: proven, shown, forgotten, and told by ``inspect``."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
@@ -41,15 +39,18 @@ def run(monkeypatch, capsys, files):
 
 
 def states(text):
-    """What is said of each backend."""
     return [line.partition("  ")[2].strip() for line in text.splitlines()][1:]
 
 
-def test_show_says_what_is_known(run):
+def test_what_is_known_is_shown_and_prove_is_status_1_if_no_backend_is_exact_or_none_is_installed(run):
     assert states(run("show")[1]) == ["1.0 not proven yet", "1.0 not proven yet"]
     assert states(run("show", installed=("fastokens",))[1]) == ["not installed", "1.0 not proven yet"]
     absent = {"version": None, "state": "not installed"}
     assert json.loads(run("show", "--json", installed=())[1])["backends"] == {"gigatoken": absent, "fastokens": absent}
+    assert run("prove", "--backend", "fastokens")[0] == 1
+    status, _, talk = run("prove", "--backend", "fastokens", installed=("gigatoken",))
+    assert status == 1
+    assert "AD435 no fast tokenizer backend is installed; pip install fastokens" in talk
 
 
 def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_audit_revoked_it(run, files):
@@ -62,7 +63,6 @@ def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_a
     found = json.loads(run("prove", "--json")[1])["backends"]
     assert (found["gigatoken"]["state"], found["fastokens"]["state"]) == ("exact", "refused")
     assert found["gigatoken"]["num_texts"] > 0
-
     revoke(subject_of(files, "gigatoken"), "an audit found it out")
     assert run("prove", "--backend", "gigatoken")[0] == 1
     assert run("prove", "--backend", "gigatoken", "--again")[0] == 0
@@ -71,19 +71,10 @@ def test_a_proof_is_remembered_is_there_for_programs_and_is_made_anew_after_an_a
 def test_all_characters_are_tried_on_request(run, monkeypatch):
     change(monkeypatch, known_points=lambda: [*range(0x4E00, 0x4E10)])
     assert run("prove", "--backend", "gigatoken")[0] == 0
-
     status, _, talk = run("prove", "--all", "--backend", "gigatoken")
-
     assert (status, talk) == (0, "gigatoken: all characters of Unicode, about a minute\n")
     found = json.loads(run("show", "--json")[1])["backends"]["gigatoken"]
     assert (found["num_characters"], found["num_refused"]) == (len(FEW) + 16, 0)
-
-
-def test_prove_is_status_1_if_no_backend_is_exact_or_none_is_installed(run):
-    assert run("prove", "--backend", "fastokens")[0] == 1
-    status, _, talk = run("prove", "--backend", "fastokens", installed=("gigatoken",))
-    assert status == 1
-    assert "AD435 no fast tokenizer backend is installed; pip install fastokens" in talk
 
 
 CHAT = [user("Is it far?"), assistant("No.\nNot at all.")]
@@ -109,9 +100,7 @@ def test_it_says_which_shapes_of_chats_are_proven(tmp_path, demo_tokenizer, json
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "same"), [("chat", "ids and offsets"), ("prompt", "ids")])
-def test_it_says_that_a_proof_covers_ids_and_where_the_function_needs_them_offsets(
-    jsonl_file, files, run_json, monkeypatch, kind, same
-):
+def test_a_proof_is_of_ids_and_of_offsets_where_they_are_needed(jsonl_file, files, run_json, monkeypatch, kind, same):
     install(monkeypatch, {"gigatoken": partial(Fake, files.load(), lambda _: False)}, points=range(0x20, 0x7F))
     choose(files, "gigatoken")
     *_, last = run_json("inspect", jsonl_file([{"messages": CHAT}]), "--tokenizer", files.folder, "--kind", kind)

@@ -1,14 +1,17 @@
-"""Files of the library: whole at every instant, locked by one owner, believed only from us, read once for a line."""
-
-from __future__ import annotations
+"""Files of the library: whole at every instant, locked by one owner, believed only from us; folders of one run."""
 
 import errno
 import fcntl
+import gc
 import os
+import stat
+import subprocess
+import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from subprocess import PIPE
 from unittest.mock import Mock
 
 import pytest
@@ -27,6 +30,7 @@ from tests.support.parts import (
     IndexFile,
     Proof,
     Subject,
+    TemporaryFolder,
     TokenizerFiles,
     check_ours,
     line_number,
@@ -37,10 +41,6 @@ from tests.support.parts import (
     unpack_file,
 )
 from tests.support.tokenize_fns import row_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # Whole at every instant; tests/unit/checkpoint has what a snapshot's file asks of them
 
@@ -62,13 +62,10 @@ def test_all_that_a_killed_writer_leaves_is_known_as_such_later(tmp_path, monkey
     replace_file(path, [b"newer"], 1)
     remove_left_over(path)
 
-    assert sorted(os.listdir(tmp_path)) == ["kept.tmp", "s"]
-    assert (tmp_path / "s").read_bytes() == b"newer"
+    assert (sorted(os.listdir(tmp_path)), (tmp_path / "s").read_bytes()) == (["kept.tmp", "s"], b"newer")
 
 
-def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is_kept_as_it_is_then(
-    tmp_path, monkeypatch
-):
+def test_an_older_file_that_another_writer_replaces_during_the_link_is_kept(tmp_path, monkeypatch):
     """The kernel's answer to the link is ENOENT then, with a file in place (`vfs_link` in Linux)."""
     path = str(tmp_path / "s")
     replace_file(path, [b"old"], 3)
@@ -83,8 +80,7 @@ def test_an_older_file_that_another_writer_replaces_in_the_middle_of_the_link_is
     monkeypatch.setattr(os, "link", link_after_the_other_writer)
     replace_file(path, [b"new"], 3)
 
-    assert (tmp_path / "s").read_bytes() == b"new"
-    assert (tmp_path / "s.1").read_bytes() == b"other's second"
+    assert ((tmp_path / "s").read_bytes(), (tmp_path / "s.1").read_bytes()) == (b"new", b"other's second")
     assert sorted(os.listdir(tmp_path)) == ["s", "s.1"]
 
 
@@ -150,10 +146,8 @@ def a_link(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REASONS = {
-    give_away: r"belongs to another user \(uid ",
-    writable_by_all: "can be written by every user",
-    a_link: "or a link",
-}
+    give_away: r"belongs to another user \(uid ", writable_by_all: "can be written by every user", a_link: "or a link",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -259,8 +253,7 @@ def test_what_was_read_before_is_not_read_again_unless_the_file_has_changed(tmp_
     path.write_bytes(b"a\n" * 500)
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: seen.append(size) or read(fd, size, offset))
 
-    assert line_number(str(path), 900) == 451
-    assert sum(seen) == 900
+    assert (line_number(str(path), 900), sum(seen)) == (451, 900)
     seen.clear()
     assert [line_number(str(path), offset) for offset in (10, 500, 899)] == [6, 251, 450]
     assert sum(seen) <= 3 * 7
@@ -281,3 +274,134 @@ def test_a_file_that_hangs_or_is_gone_has_no_line_and_delays_nothing(tmp_path, m
     assert line_number_within(str(path), 10, 0.01) is None
     goes_on.set()
     assert line_number_within(str(path), 10, 60) == 6
+
+
+ROOT = Path(__file__).parents[3]
+OWNER = """
+import sys
+from asyncdata.core.files import TemporaryFolder
+folder = TemporaryFolder("rows")
+open(f"{folder.path}/copy", "w").write("rows")
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def owner(place: Path, code: str = OWNER) -> tuple[subprocess.Popen[str], Path]:
+    """A process that runs it, and the folder that it has said it has."""
+    environment = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    process = subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True)
+    return process, said(process)
+
+
+def said(process: subprocess.Popen[str]) -> Path:
+    assert process.stdout is not None
+    return Path(process.stdout.readline().strip())
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=240)
+
+
+def test_a_folder_is_private_and_gone_when_it_is_closed_or_garbage(place):
+    folder, other = TemporaryFolder("rows"), TemporaryFolder("rows")
+    assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700
+    assert set(place.iterdir()) == {Path(folder.path), Path(other.path)}
+
+    folder.close()
+    folder.close()
+    del other
+    gc.collect()
+    assert list(place.iterdir()) == []
+
+
+def test_what_a_killed_process_left_goes_when_the_next_folder_is_made_and_a_living_ones_stays(place):
+    (killed, left), (living, used) = owner(place), owner(place)
+    killed.kill()
+    end(killed)
+    assert (left / "copy").exists()
+    assert left.is_relative_to(place)
+
+    folder = TemporaryFolder("copy")
+    assert {path.resolve() for path in place.iterdir()} == {used.resolve(), Path(folder.path).resolve()}
+    assert (used / "copy").read_text() == "rows"
+
+    folder.close()
+    end(living)
+    assert list(place.iterdir()) == []
+
+
+def test_a_forked_child_removes_nothing(place):
+    child = "import os; pid = os.fork(); pid and (os.waitpid(pid, 0), print(pid, flush=True), sys.stdin.read())"
+    process, folder = owner(place, OWNER.replace("sys.stdin.read()", child))
+    assert int(str(said(process))) > 0, "the child is gone"
+    TemporaryFolder("copy").close()
+    assert (folder / "copy").exists()
+    end(process)
+    assert list(place.iterdir()) == []
+
+
+def test_what_is_not_surely_left_stays(place, monkeypatch):
+    made = TemporaryFolder("rows")
+    begin, _, name = Path(made.path).name.rpartition("-")
+    made.close()
+    elsewhere = begin.rpartition("-")[0]
+    kept = [place / f"{elsewhere}-00000000-{name}", place / f"{elsewhere}-{name}", place / f"{begin}-more-{name}"]
+    for folder in kept:
+        folder.mkdir()
+    target = place / "of the user"
+    target.mkdir()
+    link, file = place / f"{begin}-{name}", place / f"{begin}-abcdefgh"
+    link.symlink_to(target)
+    file.write_text("no folder")
+
+    TemporaryFolder("rows").close()
+    assert set(place.iterdir()) == {*kept, target, link, file}
+
+    link.unlink()
+    link.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    TemporaryFolder("rows").close()
+    assert link.exists(), "another user's"
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    TemporaryFolder("rows").close()
+    assert set(place.iterdir()) == {*kept, target, file}
+
+
+@pytest.mark.parametrize("lacks", ["a name of the machine", "locks"])
+def test_there_it_is_removed_by_its_owner(place, monkeypatch, lacks):
+    if lacks == "locks":
+        monkeypatch.setattr("asyncdata.core.files.lock", Mock(side_effect=OSError("no locks available")))
+    else:
+        monkeypatch.setattr("asyncdata.core.files._BOOT_ID", "/of no machine")
+    folder = TemporaryFolder("rows")
+    assert list(place.iterdir()) == [Path(folder.path)]
+    folder.close()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        "import fcntl; fcntl.flock = lambda *_: (_ for _ in ()).throw(OSError(95, 'Operation not supported'))",
+        "import asyncdata.core.files; asyncdata.core.files._BOOT_ID = '/of no machine'",
+    ],
+    ids=["locks", "a name of the machine"],
+)
+def test_where_it_cannot_be_told_whether_a_folder_is_in_use_it_is_never_taken_for_left(place, lacks):
+    process, folder = owner(place, f"{lacks}\n{OWNER}")
+    TemporaryFolder("rows").close()
+    assert (folder / "copy").exists()
+
+    process.kill()
+    end(process)
+    TemporaryFolder("rows").close()
+    assert (folder / "copy").exists()

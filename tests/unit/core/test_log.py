@@ -1,20 +1,27 @@
-"""Events go to structlog if the application has configured that, and else to logging; a traceback is the user's."""
+"""What is told of the library's own work: its log, shortages of the machine, and calls into a loop."""
 
-from __future__ import annotations
-
+import errno
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import anyio
 import pytest
 import structlog
 
 import asyncdata
 from asyncdata.errors import ConfigError
 from tests.support.parts import (
+    ShortageError,
+    call_soon_in_this_loop,
     get_logger,
+    is_shortage,
     observe_events,
     owning_events,
+    raise_if_shortage,
     resolve_path,
+    short_of,
     stop_observing,
     user_traceback,
 )
@@ -70,8 +77,7 @@ def test_events_go_to_structlog_or_logging_as_they_are_configured_and_else_warni
 
     for text, start in zip((done.stdout, done.stderr), CASES[code], strict=True):
         assert text.startswith(start or "")
-        assert bool(text) == bool(start)
-        assert (text.count("ZeroDivisionError") > 0) == ("Traceback" in (start or ""))
+        assert (bool(text), text.count("ZeroDivisionError") > 0) == (bool(start), "Traceback" in (start or ""))
         assert ("loader.started" in text) == ("loader.started" in (start or ""))
 
 
@@ -156,3 +162,74 @@ def test_where_no_frame_is_the_users_the_error_is_one_line():
     except ConfigError as error:
         error.__traceback__ = None
         assert user_traceback(error).strip() == "asyncdata.core.errors.ConfigError: only words"
+
+
+class PanicException(BaseException):
+    """What a panic in Rust is."""
+
+
+def following(error, cause=None, handled=None, is_hidden=False):
+    """The error as it is after ``raise error from cause``, or while another one was handled, and maybe hidden."""
+    error.__cause__, error.__context__, error.__suppress_context__ = cause, handled or cause, is_hidden or not handled
+    return error
+
+
+def in_a_circle() -> BaseException:
+    first, second = ValueError(), KeyError()
+    first.__cause__, second.__cause__ = second, first
+    return first
+
+
+SHORTAGES = [
+    (MemoryError("of row 7"), "out of memory (MemoryError)"),
+    *((OSError(number, "row 7"), os.strerror(number)) for number in (errno.ENOMEM, errno.EDQUOT, errno.ENFILE)),
+    (OSError(errno.EMFILE, "row 7"), "Too many open files"),
+    (RuntimeError("can't start new thread"), "can't start new thread"),
+    (PanicException('Os { code: 11, kind: WouldBlock, message: "row 7" }'), os.strerror(errno.EAGAIN)),
+    (PanicException("row 7 (os error 24)"), "Too many open files"),
+    (ExceptionGroup("two", [MemoryError(), OSError(errno.EMFILE, "x")]), "out of memory (MemoryError)"),
+    (following(ValueError("row 7"), MemoryError()), "out of memory (MemoryError)"),
+    (following(ValueError("row 7"), handled=OSError(errno.ENOSPC, "x")), "No space left on device"),
+    (ShortageError(MemoryError(), 3, "row 7"), "out of memory (MemoryError)"),
+]
+
+
+@pytest.mark.parametrize(("error", "words"), SHORTAGES, ids=[repr(error) for error, _ in SHORTAGES])
+def test_a_shortage_is_told_in_the_systems_words_and_none_of_the_rows(error, words):
+    assert short_of(error) == words
+    assert is_shortage(error)
+    with pytest.raises(type(error)):
+        raise_if_shortage(error)
+
+
+OTHERS = [
+    ValueError("memory"), RuntimeError("can't start new thread of row 7"), FileNotFoundError(errno.ENOENT, "x"),
+    OSError("no number"), PanicException("index out of bounds"), ExceptionGroup("two", [MemoryError(), ValueError()]),
+    following(ValueError(), handled=KeyError()), RecursionError(), in_a_circle(),
+    following(ValueError(), handled=MemoryError(), is_hidden=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=repr)
+def test_another_error_is_a_rows(error):
+    assert (short_of(error), is_shortage(error)) == ("", False)
+    raise_if_shortage(error)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_call_from_the_loop_itself_does_not_run_at_once_and_after_the_loop_has_ended_never(backend):
+    called: list[int] = []
+
+    async def main():
+        call_soon, event = call_soon_in_this_loop(), anyio.Event()
+        call_soon(event.set)
+
+        assert not event.is_set()
+        await event.wait()
+        return call_soon
+
+    call_soon = anyio.run(main, backend=backend)
+    call_soon(lambda: called.append(1))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call_soon, lambda: called.append(2)).result()
+    assert called == []

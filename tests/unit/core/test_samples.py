@@ -1,6 +1,4 @@
-"""Positions, locations, and samples: decoded when they are looked at, and one's own from then on."""
-
-from __future__ import annotations
+"""Samples, the columns that they declare, and the plain values that a snapshot holds of them."""
 
 import copy
 import gc
@@ -8,17 +6,22 @@ import inspect
 import json
 import pickle
 import weakref
-from enum import Enum
+from datetime import date
+from enum import Enum, StrEnum
+from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis.extra import numpy as arrays
 
-from asyncdata import Position, Sample, SourceLocation, Status
+from asyncdata import Column, Position, Sample, SourceLocation, Status
+from asyncdata.core.columns import decoded
+from asyncdata.errors import ConfigError
 from tests.support.examples import in_ci
-from tests.support.parts import SampleRange
+from tests.support.parts import Columns, SampleRange, bfloat16_bits, declared, from_builtins, to_builtins
 
 LAZY = ("prompt", "tokens", "label", "metadata", "extra", "position", "source")
 VALUES = {"prompt": "hello", "label": [1], "metadata": {"a": [1]}, "extra": None, "spans": [[0, 1], [2, 3]]}
@@ -77,8 +80,7 @@ def test_positions_are_read_back_as_they_are_written_and_ordered_as_they_come(pl
     positions = [Position(*place) for place in places]
 
     assert [Position.parse(str(position)) for position in positions] == positions
-    assert sorted(positions) == [Position(*place) for place in sorted(places)]
-    assert str(Position()) == "0:0:0"
+    assert (sorted(positions), str(Position())) == ([Position(*place) for place in sorted(places)], "0:0:0")
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:2", "1:2:3:4", "1:2:-3", "1:2:", "a:b:c", " 1:2:3", "1:2:3\n", "1:2:0.5"])
@@ -119,8 +121,7 @@ def test_a_field_is_decoded_when_it_is_touched_once_and_alone_and_never_where_it
 def test_labels_are_the_tokens_where_the_samples_spans_say_so_and_its_own(chunk, monkeypatch):
     one, other = made_of(chunk, 4), made_of(chunk, 4)
 
-    assert one.labels.tolist() == [4, -100, 6]
-    assert one.labels.dtype == np.int32
+    assert (one.labels.tolist(), one.labels.dtype) == ([4, -100, 6], np.int32)
     assert one.labels is one.labels
     assert chunk.asked == ["spans", "tokens"]
     one.labels[1] = 5
@@ -177,11 +178,7 @@ def test_a_detached_sample_owns_what_it_has_and_lets_go_of_its_chunk():
     assert Sample.from_dict(sample.to_dict()).labels.tolist() == [4, -100, 6]
 
 
-def by_pickle(sample: Sample) -> Sample:
-    return pickle.loads(pickle.dumps(sample))  # noqa: S301 - our own
-
-
-@pytest.mark.parametrize("clone", [by_pickle, copy.deepcopy])
+@pytest.mark.parametrize("clone", [lambda sample: pickle.loads(pickle.dumps(sample)), copy.deepcopy])  # noqa: S301 - our own
 def test_a_clone_has_every_value_and_no_chunk(sample, chunk, clone):
     sample.reward, sample.status, sample.rollout_log_probs = 0.5, Status.COMPLETED, [-0.1]
     found = clone(sample)
@@ -257,3 +254,193 @@ def test_help_shows_what_is_decoded_late_and_no_address_of_an_object():
 
     assert str(parameters["tokens"]).endswith("= <not decoded yet>")
     assert not [text for text in map(str, parameters.values()) if " at 0x" in text]
+
+
+KINDS = ["int8", "int64", "uint16", "uint64", "float16", "float32", "float64", "bool"]
+
+
+@st.composite
+def valued(draw: st.DrawFn) -> tuple[Column, Any]:
+    """A column, and a value of it."""
+    dtype, shape = draw(st.sampled_from(KINDS)), draw(st.lists(st.integers(1, 3), max_size=2).map(tuple))
+    per = draw(st.sampled_from(["token", "sample", "item"]))
+    whole = shape if per == "sample" else (draw(st.integers(1, 4)), *shape)
+    return Column("x", dtype, per, shape), draw(arrays.arrays(dtype, whole))
+
+
+@given(valued(), st.booleans(), st.integers(0, 3))
+def test_a_value_comes_back_from_any_place_in_a_buffer(drawn, as_list, offset):
+    column, value = drawn
+    data = column.encode(value.tolist() if as_list else value, len(value) if value.ndim else 0)
+    (name, found), *others = decoded({column.key: memoryview(b"\0" * offset + data)[offset:]}).items()
+
+    assert (name, others) == ("x", [])
+    assert (found.dtype, found.shape, found.flags.writeable, found.flags.aligned) == (value.dtype, value.shape, 0, 1)
+    assert np.array_equal(found, value, equal_nan=value.dtype.kind == "f")
+    assert declared(column.key) == column
+
+
+@given(arrays.arrays(np.uint32, 40))
+def test_bfloat16_is_rounded_as_torch_does(bits):
+    torch = pytest.importorskip("torch")
+    values = bits.view(np.float32)
+    wanted = torch.from_numpy(values.copy()).bfloat16().view(torch.uint16).numpy()
+
+    found = bfloat16_bits(values)
+    assert np.array_equal(found[~np.isnan(values)], wanted[~np.isnan(values)])
+    assert torch.from_numpy(found).view(torch.bfloat16).isnan().numpy().tolist() == np.isnan(values).tolist()
+
+
+def test_a_tensor_is_taken_and_bfloat16_is_a_tensor_again():
+    torch = pytest.importorskip("torch")
+    from tests.support.parts import to_torch
+
+    for dtype in (torch.bfloat16, torch.float32, torch.int64):
+        column = Column("x", str(dtype).removeprefix("torch."), shape=(2,))
+        value = torch.tensor([[1, 2], [3, 4]]).to(dtype).requires_grad_(dtype.is_floating_point)
+        found = to_torch(column.decode(memoryview(column.encode(value, 2))))
+        assert (found.dtype, found.tolist()) == (dtype, [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"name": "tokens", "dtype": "int8"}, "the name 'tokens' is none"),
+        ({"name": "two words", "dtype": "int8"}, "the name 'two words' is none"),
+        ({"name": "x_counts", "dtype": "int8"}, "the name 'x_counts' is none"),
+        ({"name": "x", "dtype": "int7"}, "there is no dtype 'int7'"),
+        ({"name": "x", "dtype": "int8", "per": "row"}, "'token' or 'sample' or 'item'|token.*sample.*item"),
+        ({"name": "x", "dtype": "int8", "shape": (2, 0)}, "a size below 1"),
+        ({"name": "x", "dtype": "int8", "pad": 128}, "pad=128.0 is no int8"),
+        ({"name": "x", "dtype": "int8", "per": "item", "pad": 1}, "is not padded"),
+        ({"name": "x", "dtype": "int8", "per": "sample", "follows": "labels"}, "can follow labels"),
+    ],
+)
+def test_a_column_that_cannot_work_is_refused(settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Column(**settings)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        (Column("x", "int8"), [1, 2], r"x has the shape \(2,\), and must have \(3,\)"),
+        (Column("x", "int8", "sample"), [1, 2, 3], r"must have \(\)"),
+        (Column("x", "int8", "item", (2,)), [[1, 2], [3]], "inhomogeneous|as many in each row"),
+        (Column("x", "int8"), [1, 2, 300], "x has np.int64.300., which int8 cannot hold"),
+        (Column("x", "uint64"), [1, 2**64 - 1, -1], "out of bounds|cannot hold"),
+        (Column("x", "uint64"), [1, 2, 1.5], "has real numbers"),
+        (Column("x", "float32"), ["a", "b", "c"], "need numbers"),
+        (Column("x", "float32"), {"a": 1}, "need numbers"),
+        (Column("x", "int32"), b"12345", "buffer size must be a multiple"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(column, value, reason):
+    with pytest.raises((TypeError, ValueError, OverflowError), match=reason):
+        column.encode(value, 3)
+
+
+def test_bytes_are_the_numbers_that_they_have():
+    assert Column("x", "uint8", "item").decode(memoryview(b"ab")).tolist() == [97, 98]
+    assert Column("x", "uint8", "item").encode(b"ab", 3) == b"ab"
+    assert Column("x", "int16").encode(np.arange(3, dtype=np.int16).tobytes(), 3) == b"\0\0\1\0\2\0"
+
+
+def test_columns_are_copied_and_pickled_with_what_they_are():
+    column = Column("x", "bfloat16", pad=1)
+    columns = Columns({column: column.padding(2)})
+    for found in (copy.copy(columns), copy.deepcopy(columns), pickle.loads(pickle.dumps(columns))):  # noqa: S301 - our own
+        assert (found.declared, found["x"].tolist(), found["x"].flags.writeable) == ({"x": column}, [16256] * 2, False)
+        assert found["x"].dtype.metadata == {"dtype": "bfloat16"}
+        assert not np.shares_memory(found["x"], columns["x"])
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Number(int, Enum):
+    ONE = 1
+
+
+def carried(value: Any) -> Any:
+    return from_builtins(json.loads(json.dumps(to_builtins(value))))
+
+
+PLAIN: list[Any] = [
+    None, True, -1, 2**80, 0.1, "\u00fcber", "\ud800", [], [1, [2.5, None]], {}, {"a": {"b": [1]}},
+]  # fmt: skip
+PLAIN += [(), (1, ("a", [2])), b"", b"\x00\xff"]
+LOOK_ALIKES = [{"__ndarray__": 1}, {"__bytes__": "eA=="}, {"__tuple__": [1]}, {"__dict__": {"__dict__": {}}}]
+
+
+def test_a_value_comes_back_as_it_was():
+    for value in (*PLAIN, *LOOK_ALIKES, {"a": {"__dunder__": (b"x",)}}):
+        back = carried(value)
+
+        assert back == value
+        assert type(back) is type(value)
+
+
+ARRAYS = [
+    np.array(5, np.int64), np.array([[1.5, np.nan]], np.float16), np.array([], np.float32).reshape(0, 4),
+    np.arange(6, dtype=np.int16).reshape(2, 3).T, np.arange(10, dtype=np.int64)[::3], np.array([1, 2], ">i4"),
+    np.array([1 + 2j], np.complex64), np.array(["a", "bc"]), np.array(["2026-11-20"], "datetime64[D]"),
+    *(np.zeros(2, dtype) for dtype in ("<i4", ">f8", "|b1", "|u1", "<U3", "|S7", "<M8[ns]", "<c16", "|V3")),
+]  # fmt: skip
+
+
+def test_an_array_comes_back_with_its_type_shape_and_bits():
+    for array in ARRAYS:
+        back = carried(array)
+
+        assert (back.dtype.str, back.shape, back.tobytes()) == (array.dtype.str, array.shape, array.tobytes())
+        dtype, shape, text = to_builtins(array)["__ndarray__"]
+        assert (dtype, tuple(shape), type(text)) == (array.dtype.str, array.shape, str), "no list of numbers"
+        assert back.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Colour.RED, "red"), (Number.ONE, 1), (np.float64(0.5), 0.5), (np.int8(-3), -3), (np.bool_(True), True),
+        (np.str_("a"), "a"), ({np.str_("key"): 1, Colour.RED: 2}, {"key": 1, "red": 2}),
+        (bytearray(b"x"), {"__bytes__": "eA=="}), (memoryview(b"xyz")[::2], {"__bytes__": "eHo="}),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_subclasses_become_what_a_decoder_can_give_back(value, plain):
+    found = to_builtins(value)
+
+    assert found == plain
+    assert type(found) is type(plain)
+    if isinstance(found, dict):
+        assert {type(key) for key in found} == {str}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (object(), "builtins.object"), ({1, 2}, "builtins.set"), (1j, "builtins.complex"),
+        (date(2026, 11, 20), "datetime.date"), (np.datetime64("2026-11-20"), "numpy.datetime64"),
+        (np.timedelta64(1, "s"), "numpy.timedelta64"), (np.array([object()]), "numpy.ndarray"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)  # fmt: skip
+def test_what_cannot_be_kept_without_loss_is_refused_by_name(value, kind):
+    with pytest.raises(TypeError) as caught:
+        to_builtins({"rollout": [1, {"images": (0, value)}]})
+
+    assert str(caught.value) == f"$.rollout[1].images[1] is a {kind}, which a snapshot cannot hold"
+
+
+@pytest.mark.parametrize("key", [1, None, b"a", (1,)])
+def test_keys_that_are_no_text_are_refused(key):
+    with pytest.raises(TypeError, match=r"^\$\.extra has the key .*; only text keys survive JSON$"):
+        to_builtins({"extra": {key: 1}})
+
+
+@pytest.mark.parametrize("dtype", ["9" * 5000 + ",i4", "i4,i4", "(3,)i4", "O", "|O", ["<i4"], 3, None, "<i4\n", ""])
+def test_a_type_that_is_not_of_one_number_is_refused_before_numpy_sees_it(dtype):
+    with pytest.raises(ValueError, match="not a dtype of numbers"):
+        from_builtins({"__ndarray__": [dtype, [1], "AAAAAA=="]})

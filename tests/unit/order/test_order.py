@@ -1,6 +1,4 @@
-"""The order D: pinned for ever, independent for every seed and epoch, well mixed, and reached at once anywhere."""
-
-from __future__ import annotations
+"""The order D: pinned for ever, independent for every seed and epoch, well mixed, reached at once; mixtures' epochs."""
 
 import tracemalloc
 from hashlib import blake2b
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 
 from asyncdata import RowShuffle, Shuffle
 from asyncdata.errors import ConfigError
+from asyncdata.order.mixture import Leaf, Node, ScheduleCursor
 from asyncdata.order.order import (
     GOLDEN,
     MASK,
@@ -127,8 +126,7 @@ def test_the_windows_of_all_rows_hold_every_row_once_and_all_but_the_last_are_fu
 
     assert list(map(len, windows)) == [ROWS_PER_WINDOW, ROWS_PER_WINDOW, 5]
     rows = sum(windows, [])
-    assert sorted(rows) == list(range(num_rows))
-    assert (rows == list(range(num_rows))) == (method == "none")
+    assert (sorted(rows), rows == list(range(num_rows))) == (list(range(num_rows)), method == "none")
 
 
 # Whatever the sizes, an epoch has every block and every row, each once
@@ -218,3 +216,66 @@ def test_the_permutations_are_torchs_one_after_the_other(seed):
     theirs, ours = torch.Generator().manual_seed(seed), TorchGenerator(seed)
     for size in (0, 1, 2, 3, 10, 1000, 12345, 0, 7):
         assert ours.randperm(size).tolist() == torch.randperm(size, generator=theirs).tolist()
+
+
+def tree(inner_stages=((0, (1, 1)),), *, by="rows", inner_when_done="leave"):
+    """``a``, and ``n`` of ``n.b`` and ``n.c``: the leaves 0, 1 and 2."""
+    inner = (Leaf("n.b", "leave", number=1), Leaf("n.c", "leave", number=2))
+    node = Node("n", inner_when_done, children=inner, stages=inner_stages, by=by, quota=4)
+    return Node("", children=(Leaf("a", "leave", number=0), node), stages=((0, (1, 1)),), by=by, quota=4)
+
+
+def took(cursor, *leaves):
+    for leaf in leaves:
+        cursor.took_one(leaf, 1)
+
+
+def next_leaves(cursor, number):
+    """What is picked and taken."""
+    found = []
+    for _ in range(number):
+        found.append(cursor.pick())
+        cursor.took(np.array(found[-1:]), np.array([1]))
+    return found
+
+
+@pytest.mark.parametrize("by", ["rows", "tokens"])
+def test_a_node_is_over_with_its_last_part_and_all_parts_are_back_in_the_next_epoch(by):
+    cursor = ScheduleCursor(tree(by=by), seed=1)
+    assert sorted(set(next_leaves(cursor, 16))) == [0, 1, 2]
+    assert not cursor.epoch_ended(1)
+    assert cursor.awaited(10) == {0, 2}
+    assert sorted(set(next_leaves(cursor, 16))) == [0, 2]
+    assert not cursor.epoch_ended(2), "n has left, and a is there"
+    assert cursor.awaited(10) == {0}
+    assert (set(next_leaves(cursor, 8)), cursor.state().left) == ({0}, ["n"])
+    assert cursor.epoch_ended(0)
+    assert cursor.pick() == -1, "nothing is left"
+    cursor.begin_epoch()
+    assert cursor.awaited(10) == {0, 1, 2}
+    assert (sorted(set(next_leaves(cursor, 16))), cursor.state().epochs) == ([0, 1, 2], {})
+
+
+def test_the_end_of_a_part_counts_only_after_a_sample_of_it():
+    cursor = ScheduleCursor(tree(), seed=1)
+    took(cursor, 0)
+    assert not cursor.epoch_ended(1)
+    assert cursor.state().nodes["n"].left == []
+    took(cursor, 1)
+    assert not cursor.epoch_ended(1)
+    assert cursor.state().nodes["n"].left == ["b"]
+
+
+@pytest.mark.parametrize(("when_done", "is_over"), [("leave", False), ("stop", True)])
+def test_a_node_without_a_part_at_a_stage_has_ended(when_done, is_over):
+    cursor = ScheduleCursor(tree(((0, (1, 1)), (3, (1, 0))), inner_when_done=when_done), seed=1)
+    took(cursor, 1, 2)
+    assert not cursor.epoch_ended(1)
+    assert not cursor.settle(), "c is there"
+    took(cursor, 2, 0)
+    assert cursor.settle() is is_over
+    assert cursor.state().epochs == {"n": 1}
+    assert cursor.state().nodes["n"].left == [], "its next epoch has begun"
+    if not is_over:
+        assert cursor.awaited(10) == {0}
+        assert not cursor.settle(), "it is ended once"

@@ -1,13 +1,13 @@
-"""The file of a row index on the disk, and what is evicted; which rows have a number is in ``test_row_orders.py``."""
-
-from __future__ import annotations
+"""The file of a row index, and what is evicted; which rows have a number is in ``test_row_orders.py``. The pacer."""
 
 import contextlib
 import os
 import stat
 from array import array
+from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata import RowShuffle
+from tests.support.chunks import ChunkPacer
 from tests.support.parts import (
     Block,
     Indexed,
@@ -28,10 +29,6 @@ from tests.support.parts import (
     rows_of,
     write_part,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 def ints(numbers: Iterable[int]) -> bytes:
@@ -135,7 +132,7 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
     assert read(folder) == PARTS
 
 
-def test_the_folder_is_where_caches_are(monkeypatch):
+def test_the_folder_is_where_caches_are_and_files_that_are_no_index_are_left_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_folder() == "/caches/asyncdata"
 
@@ -143,9 +140,20 @@ def test_the_folder_is_where_caches_are(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert cache_folder() == "/home/me/.cache/asyncdata"
 
+    (tmp_path / "notes.txt").write_text("mine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "row").write_text("mine")
+    (tmp_path / f"{identity(1)}.rows").symlink_to(elsewhere)
 
-def identity(number: int) -> str:
-    return f"{number:032x}"
+    with pytest.raises(OSError, match="symbolic|directory|links"):
+        make_room(str(tmp_path), 0, keep="")
+    assert make_room(str(tmp_path / "absent"), 0, keep="") == []
+    assert (elsewhere / "row").exists()
+    assert (tmp_path / "notes.txt").exists()
+
+
+identity = "{:032x}".format
 
 
 def make(folder: str, number: int, *, rows: int = 0, used_s: int | None = None) -> int:
@@ -178,14 +186,12 @@ def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_pat
     folder = tmp_path_factory.mktemp("index")
     sizes = {number: make(str(folder), number, rows=rows, used_s=1000 - age) for number, age in enumerate(ages)}
     max_bytes = round(share * sum(sizes.values()))
-
     left, expected = sum(sizes.values()), set(sizes)
     for number in sorted(sizes, key=lambda number: 1000 - ages[number]):
         if left > max_bytes and number != keep:
             left -= sizes[number]
             expected.remove(number)
     removed = make_room(str(folder), max_bytes, identity(keep))
-
     assert names(folder) == {identity(number) for number in expected}
     assert sum(index.num_bytes for index in removed) == sum(sizes.values()) - left
 
@@ -214,24 +220,48 @@ def test_one_that_is_in_use_stays(tmp_path, in_use):
         os.utime(writer.path, (1, 1))
     else:
         held = hold_rows(f"{tmp_path}/{identity(1)}.rows")
-
     make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == {identity(1)}
-
     writer.close() if in_use == "written" else os.close(held)
     make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == set()
 
 
-def test_files_that_are_no_index_are_left_alone_and_a_missing_folder_is_empty(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "row").write_text("mine")
-    (tmp_path / f"{identity(1)}.rows").symlink_to(elsewhere)
+MANY = 1 << 20
 
-    with pytest.raises(OSError, match="symbolic|directory|links"):
-        make_room(str(tmp_path), 0, keep="")
-    assert make_room(str(tmp_path / "absent"), 0, keep="") == []
-    assert (elsewhere / "row").exists()
-    assert (tmp_path / "notes.txt").exists()
+
+def learn(pacer: ChunkPacer, row_s: float, number: int) -> list[int]:
+    """The sizes of so many chunks, of rows that take so long."""
+    sizes = []
+    for _ in range(number):
+        sizes.append(pacer.num_rows)
+        pacer.learn(pacer.num_rows, pacer.num_rows * row_s)
+    return [*sizes, pacer.num_rows]
+
+
+def test_first_chunks_are_small_each_may_be_twice_as_large_and_one_slow_chunk_does_not_decide():
+    assert learn(ChunkPacer(MANY, num_workers=2), 0.0, 7) == [32, 64, 128, 256, 512, 1024, 1024, 1024]
+    pacer = ChunkPacer(MANY, num_workers=2)
+    pacer.learn(0, 5.0)
+    assert pacer.num_rows == 32
+    for row_s in [*[0.0005] * 10, 0.001]:
+        pacer.learn(100, 100 * row_s)
+    assert pacer.num_rows == int(0.05 / (0.8 * 0.0005 + 0.2 * 0.001))
+
+
+@pytest.mark.parametrize(("row_s", "num_rows"), [(0.0001, 500), (0.001, 50), (0.01, 5), (0.05, 1), (10.0, 1)])
+def test_a_chunk_grows_or_shrinks_to_fifty_milliseconds_of_work(row_s, num_rows):
+    assert abs(learn(ChunkPacer(MANY, num_workers=2), row_s, 20)[-1] - num_rows) <= 1
+
+
+@pytest.mark.parametrize(
+    ("capacity", "num_workers", "num_rows"),
+    [(1, 1, 1), (1, 8, 1), (8, 1, 4), (64, 2, 16), (64, 8, 4), (1000, 1, 500), (MANY, 2, 1024)],
+)
+def test_every_worker_can_have_two_chunks_of_the_channel_also_of_another_size(capacity, num_workers, num_rows):
+    pacer = ChunkPacer(capacity, num_workers)
+    assert learn(pacer, 0.0, 12)[-1] == num_rows
+    pacer.resize(capacity, 4 * num_workers)
+    assert pacer.num_rows == max(1, min(capacity // (8 * num_workers), 1024))
+    pacer.resize(4 * capacity, num_workers)
+    assert learn(pacer, 0.0, 12)[-1] == max(1, min(2 * capacity // num_workers, 1024))

@@ -1,16 +1,32 @@
-"""The page of a run: hostile texts and bounds. ``tests/transcripts`` has the rest: ``report.md`` and ``pages.md``."""
+"""The page of a run: its parts, hostile texts and bounds. ``tests/transcripts`` has the rest."""
 
-from __future__ import annotations
-
+import json
 import re
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from asyncdata.report.page import visible
+from asyncdata.report.figures import lines, origins
+from asyncdata.report.page import Run, visible
+from asyncdata.telemetry.reader import read
+from tests.support.examples import in_ci
 from tests.support.html_page import read_page
-from tests.support.parts import MAX_ROWS, BadRowRecord, Event
+from tests.support.parts import (
+    MAX_ROWS,
+    MAX_SAMPLE_CHARS,
+    BadRowRecord,
+    Event,
+    Samples,
+    Series,
+    ShownSample,
+    ShownText,
+    script_json,
+    steps_of,
+)
 from tests.support.report_pages import HOSTILE, page_of, write_hostile_run, written_page
-from tests.support.telemetry_files import BEGAN, start, write
+from tests.support.telemetry_files import BEGAN, interval, start, write
 
 SECTIONS = "overview waits left-out samples steps ranks lengths mix rates rollouts bad-rows events configuration"
 
@@ -62,3 +78,81 @@ def test_tables_of_bad_rows_and_events_are_bounded_and_say_so(tmp_path):
     assert f"The first {MAX_ROWS} of {number} bad rows" in page.text
     assert f"The last {MAX_ROWS} of {number} events" in page.text
     assert page.tables["event-names"][1] == ["worker.lost", str(number)]
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [None], [1e-9], [5.0] * 3, [1e15, 1.0]])
+def test_every_series_has_axes_with_few_ticks_from_end_to_end(values):
+    chart = lines("a", "A", "about", list(map(float, range(len(values)))), [Series("a", values)], unit="x")
+    assert (chart.y.ticks[0].at, chart.y.ticks[-1].at) == (0, 100)
+    assert 2 <= len(chart.y.ticks) <= 6
+    assert max([value for value in values if value is not None], default=0) <= chart.y.high * (1 + 1e-9)
+    assert 1 <= len(chart.x.ticks) <= 8
+
+
+def test_the_time_of_a_call_is_shown_until_it_ended_also_over_moments_without_an_answer(tmp_path):
+    moments = [interval(0, 0, elapsed, 40 * elapsed, 0) for elapsed in range(5)]
+    nothing = {"calls": 0, "wait_s": {}, "step_s": 0.0}
+    moments[1:3] = [msgspec.structs.replace(moment, **nothing) for moment in moments[1:3]]
+    write(tmp_path / "rank-00000-0000.jsonl", [start(), *moments])
+    run = read(tmp_path)
+    steps = steps_of(run.stream, origins(run)[0], of_calls=True)
+    found = [(s.since, s.until, s.added.calls) for s in steps if s is not None]
+    assert found == [(0, 15, 30), (15, 20, 10)]
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))  # with lone surrogates
+
+
+def test_text_stays_as_it_is_and_what_cannot_be_seen_has_its_code_point():
+    assert visible("naïve 😀 قريب\n\tx") == "naïve 😀 قريب\n\tx"
+    assert visible("a\u202eb\x00\ud83d") == "a⟨U+202E⟩b⟨U+0000⟩⟨U+D83D⟩"
+    assert script_json(["</script>", "<!--", "\u2028"]) == r'["\u003c/script\u003e","\u003c!--","\u2028"]'
+
+
+@in_ci(max_examples=30)
+@given(
+    st.recursive(
+        ANY_TEXT | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner)
+    ),
+    ANY_TEXT,
+)
+def test_json_in_a_script_is_the_value_and_cannot_end_it_and_no_text_turns_what_follows(value, text):
+    found = script_json(value)
+    assert json.loads(found) == value
+    assert not set("<>&\u2028\u2029") & set(found)
+    assert all(char.isprintable() or char in "\n\t" for char in visible(text))
+
+
+def shown(*samples, **limits):
+    """Samples on a page."""
+    found = Samples(**limits)
+    for one in samples:
+        found.add(one)
+    return found
+
+
+def sample(*runs):
+    return ShownSample(position="0:0:1", place="a.jsonl:2", texts=[ShownText("", list(runs))])
+
+
+def test_what_cannot_be_seen_is_shown_in_every_text_of_a_sample():
+    bad = "\u202e"
+    hidden = ShownSample(position="0:0:1", place=f"a{bad}", source=bad, reason=bad, facts={bad: bad})
+    assert bad not in script_json(shown(hidden, sample(Run(bad))).shown)
+
+
+def test_of_a_long_sample_the_first_and_the_last_half_are_shown_with_a_note_of_how_much_is_not():
+    half, trained = MAX_SAMPLE_CHARS // 2, {"is_trained": True}
+    (found,) = shown(sample(Run("12", **trained), Run("a" * 999_994), Run("34"), Run("56", **trained))).shown
+    note = f"\n⟨… {1_000_000 - MAX_SAMPLE_CHARS:,} characters are not shown …⟩\n"
+    runs = [["12", 1], ["a" * (half - 2), 0], [note, 4], ["a" * (half - 4), 0], ["34", 0], ["56", 1]]
+    assert found["texts"] == [["", runs]]
+
+
+@pytest.mark.parametrize("limits", [{"max_samples": 2}, {"max_bytes": 100_000}], ids=["samples", "bytes"])
+def test_samples_beyond_the_most_are_counted(limits):
+    found = shown(*[sample(Run("é" * MAX_SAMPLE_CHARS))] * 50, **limits)
+    assert found.is_full
+    assert len(found.shown) + found.num_left_out == 50
+    size = len(script_json(found.shown).encode())
+    assert len(found.shown) == 2 if "max_samples" in limits else 100_000 <= size < 100_000 + 3 * MAX_SAMPLE_CHARS

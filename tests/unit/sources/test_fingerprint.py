@@ -1,14 +1,13 @@
 """Fingerprints: what counts as the same data, how little is read to tell, and how a difference is put into words."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,9 +35,6 @@ from tests.support.parts import (
     is_same,
     setting_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KIB = 1024
 MIB = 1 << 20
@@ -92,9 +88,7 @@ def test_the_canonical_encoding_does_not_depend_on_the_order_of_keys():
         (3 * MIB + 7, "0e964e900b53b496865a711554de7fcc"),
     ],
 )
-def test_a_file_digest_is_the_same_for_ever_whatever_is_added_and_however_it_is_read(
-    tmp_path, monkeypatch, num_bytes, expected
-):
+def test_a_file_digest_is_the_same_for_ever_however_it_grows_and_is_read(tmp_path, monkeypatch, num_bytes, expected):
     path, pread = write(tmp_path / "a", content(num_bytes)), os.pread
     assert file_digest(path, num_bytes) == expected
 
@@ -106,15 +100,11 @@ def test_a_file_digest_is_the_same_for_ever_whatever_is_added_and_however_it_is_
 @pytest.mark.parametrize(
     ("num_bytes", "places"),
     [
-        (1, [0]),
-        (4096, [0, 1000, 2048, 4095]),
-        (192 * KIB, [0, 64 * KIB, 96 * KIB, 192 * KIB - 1]),
+        (1, [0]), (4096, [0, 1000, 2048, 4095]), (192 * KIB, [0, 64 * KIB, 96 * KIB, 192 * KIB - 1]),
         (8 * MIB, [0, 64 * KIB - 1, 64 * KIB, 64 * KIB + 15 * (8 * MIB - 128 * KIB) // 16 + 4095, -64 * KIB, -1]),
     ],
-)
-def test_every_byte_of_a_small_file_and_of_both_ends_and_the_blocks_between_of_a_large_one_counts(
-    tmp_path, num_bytes, places
-):
+)  # fmt: skip
+def test_every_byte_of_a_small_file_and_of_the_blocks_of_a_large_one_counts(tmp_path, num_bytes, places):
     data = bytearray(content(num_bytes))
     digests = {file_digest(write(tmp_path / "a", data), num_bytes)}
     for place in places:
@@ -133,8 +123,7 @@ def test_of_a_huge_file_192_kib_are_read_and_its_size_counts(tmp_path, monkeypat
 
     assert sum(n for _, n in reads) == 192 * KIB
     assert [offset for offset, _ in reads] == sorted(offset for offset, _ in reads)
-    assert (reads[0], reads[-1]) == ((0, 64 * KIB), ((1 << 40) - 64 * KIB, 64 * KIB))
-    assert len(reads) == 18
+    assert (reads[0], reads[-1], len(reads)) == ((0, 64 * KIB), ((1 << 40) - 64 * KIB, 64 * KIB), 18)
     assert file_digest(str(path), 1 << 39) != found
 
 
@@ -168,11 +157,9 @@ def test_a_copied_folder_holds_the_same_data_and_names_order_and_content_count(t
 
     assert data_fingerprint(refs(*paths)) == data_fingerprint([stamp(path) for path in copies])
     assert data_fingerprint(refs(*paths)) == {
-        "num_files": 2,
-        "num_bytes": 300 + MIB,
-        "digest": "c90d038a67a98cae58d3016fe6b1c554",
+        "num_files": 2, "num_bytes": 300 + MIB, "digest": "c90d038a67a98cae58d3016fe6b1c554",
         "files": [["b.jsonl", 300, file_digest(paths[0], 300)], ["a.jsonl", MIB, file_digest(paths[1], MIB)]],
-    }
+    }  # fmt: skip
     lists = (paths, paths[::-1], [renamed, paths[1]], [other, paths[1]], paths[:1], paths[:1] * 2, [])
     assert len({data_fingerprint(refs(*one))["digest"] for one in lists}) == len(lists)
 
@@ -199,8 +186,7 @@ def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path):
     Path(path).write_bytes(b"row\n")
     fingerprint = data_fingerprint(refs(path))
 
-    assert fingerprint["files"][0][0] == "caf\\xe9.jsonl"
-    assert json.loads(json.dumps(fingerprint)) == fingerprint
+    assert (fingerprint["files"][0][0], json.loads(json.dumps(fingerprint))) == ("caf\\xe9.jsonl", fingerprint)
 
 
 def test_each_change_is_named_with_both_values():
@@ -209,12 +195,9 @@ def test_each_change_is_named_with_both_values():
     changes = find_changes(saved, {"tokenizer": "t", "template": "p"}, order, {"tokenizer": "u", "template": "p"})
 
     assert changes == {
-        "tokenizer": ("t", "u"),
-        "seed": (1, 2),
-        "order.block_bytes": (65536, 32768),
-        "order.gone": (1, None),
+        "tokenizer": ("t", "u"), "seed": (1, 2), "order.block_bytes": (65536, 32768), "order.gone": (1, None),
         "order.new": (None, "x"),
-    }
+    }  # fmt: skip
     assert find_changes(order | {"nested": [1, 2]}, {}, order | {"nested": (1, 2)}, {"data": {"digest": "d"}}) == {}
     assert [setting_of(change) for change in changes] == ["tokenizer", "order", "order", "order", "seed"]
     words = describe_change("order.block_bytes", 65536, 32768)
@@ -407,14 +390,6 @@ def blocks_of(*paths: Path) -> FileBlocks:
     return FileBlocks([stamp(str(path)) for path in paths], 64, 1000)
 
 
-def refs_of(*paths: Path) -> list[FileRef]:
-    return Files([stamp(str(path)) for path in paths], 99).refs
-
-
-def reader_of(*paths: Path) -> LineReader:
-    return LineReader(Job(files=refs_of(*paths), tokenize=None, max_row_bytes=999, block_bytes=10, slack_bytes=0))
-
-
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("is_one_of_many", [False, True])
 def test_a_file_that_is_not_what_it_was_is_named_before_an_epoch(path, others, change, is_one_of_many):
@@ -451,7 +426,8 @@ def test_what_happens_before_the_fingerprint_is_looked_at_by_stat_alone(path, ot
 
 def test_a_file_that_is_closed_to_make_room_is_looked_at_before(path, others, monkeypatch):
     change(monkeypatch, most_open_files=32)
-    reader = reader_of(path, *others)
+    refs = Files([stamp(str(each)) for each in (path, *others)], 99).refs
+    reader = LineReader(Job(files=refs, tokenize=None, max_row_bytes=999, block_bytes=10, slack_bytes=0))
     reader.read_block(Block(0, 0, 10), 99)
     path.write_bytes(EDITED)
 

@@ -1,17 +1,11 @@
 """Shared by this folder: run a tokenize function as a worker does, and read its reply as the trainer does."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from asyncdata import Position, SourceLocation
-from tests.support.parts import Chunk, ColumnWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.support.parts import BatchTokenizer, Tokenized
+from tests.support.parts import BatchTokenizer, Chunk, ColumnWriter, Tokenized
 
 
 class Nowhere:

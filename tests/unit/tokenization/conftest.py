@@ -1,7 +1,5 @@
 """Shared by this folder: the small tokenizer by its name and by its files."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.parts import TokenizerFiles

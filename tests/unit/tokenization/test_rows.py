@@ -1,6 +1,4 @@
-"""A row is read as Python's JSON reads it, as far as it is asked for, or is bad; what is written of it is read back."""
-
-from __future__ import annotations
+"""A row is read as Python's JSON reads it, or is bad; media are bad rows or left out; spans, the plainest way."""
 
 import json
 from typing import Any
@@ -9,24 +7,37 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from asyncdata import Position
+from asyncdata import ChatTokenizeFn, Position, PromptTokenizeFn
 from asyncdata.core.messages import encode
 from asyncdata.tokenization.rows import excerpt
+from tests.support.chats import CHAT
 from tests.support.examples import in_ci
+from tests.support.function_kinds import KINDS, chat_prompt
 from tests.support.parts import (
     MAX_NESTING,
+    MEDIA_KEYS,
     Chunk,
     ColumnWriter,
+    Offsets,
+    PromptRowFn,
     RowDecoder,
     RowError,
     RowFault,
     SampleRange,
+    Span,
     decode_object,
     decode_reply,
     decode_value,
+    encode_spans,
     missing_key,
+    place_cut,
+    token_spans,
+    trained_tokens,
+    without_media,
 )
-from tests.unit.tokenization import Nowhere, faults
+from tests.unit.tokenization import Nowhere, drops, faults, notes, run, token_ids, values
+from tests.unit.tokenization.functions.test_chat import SEES, WRITES_ALL
+from tests.unit.tokenization.trained import assistant, user
 
 LENIENT_ROWS = [
     b'{"input": NaN}', b'{"input": [Infinity, -Infinity]}', b'{"input": 1e400}', b'{"input": "\\ud800"}',
@@ -184,8 +195,7 @@ def test_an_excerpt_is_one_short_line_and_a_fault_can_always_be_sent():
 
     encode(RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
     assert (fault.reason, fault.excerpt) == ("it said \\ud800", '{"a": "\\\\xff\\n\\\\xe2\\\\x82"')
-    assert excerpt(b"a" * 80) == "a" * 80
-    assert excerpt(memoryview(b"a" * 81)) == "a" * 80 + "..."
+    assert (excerpt(b"a" * 80), excerpt(memoryview(b"a" * 81))) == ("a" * 80, "a" * 80 + "...")
     assert excerpt("é\n".encode() * 100) == "\\xe9\\n" * 40 + "..."
     assert excerpt("\U0001f600".encode() * 80) == "\\U0001f600" * 80
 
@@ -225,8 +235,7 @@ def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(ro
     chunk = Chunk(decode_reply(encode(reply)), Position(1, 2, 10), len(rows), Nowhere(), ends_epoch=False)
     kept = [(row, *fate) for row, fate in enumerate(rows) if not isinstance(fate, str)]
 
-    assert written(rows, cut).finish(len(rows), 0.0) == reply
-    assert chunk.num_samples == len(kept)
+    assert (written(rows, cut).finish(len(rows), 0.0), chunk.num_samples) == (reply, len(kept))
     for number, (row, tokens, columns) in enumerate(kept):
         sample = SampleRange(chunk, number, number + 1, 0, 0, 1).samples()[0]
         assert sample.tokens.tolist() == tokens
@@ -241,3 +250,183 @@ def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(ro
         assert chunk.samples_before(row) == before
         assert chunk.num_tokens(0, before) == sum(len(tokens) for _, tokens, _ in kept[:before])
         assert chunk.num_tokens(before, len(kept)) == sum(len(tokens) for _, tokens, _ in kept[before:])
+
+
+@st.composite
+def tilings(draw: st.DrawFn) -> list[Span]:
+    """Offsets as tokenizers give them: rising, some of no characters, some sharing theirs, with gaps."""
+    offsets: list[Span] = []
+    at = 0
+    for kind, length in draw(st.lists(st.tuples(st.sampled_from("tttegs"), st.integers(1, 3)), max_size=20)):
+        if kind == "g":
+            at += length  # characters that a normalizer removed
+        elif kind == "e":
+            offsets.append((at, at))
+        elif kind == "s":
+            offsets += [(at, at + 1)] * length
+            at += 1
+        else:
+            offsets.append((at, at + length))
+            at += length
+    return offsets
+
+
+@st.composite
+def span_lists(draw: st.DrawFn, most: int = 40) -> list[Span]:
+    borders = sorted(draw(st.lists(st.integers(0, most), max_size=12)))
+    return list(zip(borders[::2], borders[1::2], strict=False))
+
+
+def covered(spans: list[Span], length: int) -> list[bool]:
+    return [any(start <= place < stop for start, stop in spans) for place in range(length)]
+
+
+def is_in(token: Span, block: Span) -> bool:
+    start, stop = token
+    if start == stop:
+        return block[0] <= start < block[1]
+
+    return all(block[0] <= place < block[1] for place in range(start, stop))
+
+
+@in_ci(max_examples=50)
+@given(offsets=tilings(), blocks=span_lists())
+def test_a_token_is_trained_if_all_its_characters_are_in_one_block(offsets, blocks):
+    spans = token_spans(Offsets.of(offsets), blocks)
+
+    assert covered(spans, len(offsets)) == [any(is_in(token, block) for block in blocks) for token in offsets]
+    assert all(start < stop for start, stop in spans)
+    assert all(one[1] < other[0] for one, other in zip(spans, spans[1:], strict=False))
+
+
+def begins(token: Span, block: Span, text: str) -> bool:
+    """Whether the token holds the block's first character, white space in front of it, and nothing else."""
+    return token[0] < block[0] < token[1] <= block[1] and text[token[0] : block[0]].isspace()
+
+
+@in_ci(max_examples=50)
+@example(offsets=[(0, 1), (1, 2), (2, 5), (5, 6), (6, 9)], blocks=[(3, 7)], text="a" * 64)
+@given(offsets=tilings(), blocks=span_lists(), text=st.text("ab ", min_size=64, max_size=64))
+def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):
+    spans, straddling = trained_tokens(Offsets.of(offsets), blocks, text)
+
+    trained = [any(is_in(token, block) or begins(token, block, text) for block in blocks) for token in offsets]
+    touched = [any(max(token[0], block[0]) < min(token[1], block[1]) for block in blocks) for token in offsets]
+    assert covered(spans, len(offsets)) == trained
+    assert straddling == [place for place in range(len(offsets)) if touched[place] and not trained[place]]
+
+
+def test_spans_are_written_as_json_and_blocks_without_tokens_have_none():
+    assert (encode_spans([(5, 20), (21, 22)]), encode_spans([])) == (b"[[5,20],[21,22]]", b"[]")
+    assert token_spans(Offsets.of([]), [(0, 0), (3, 9)]) == []
+
+
+SINGLE = Offsets.of([(place, place + 1) for place in range(12)])
+SHARED = Offsets.of([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4)])
+
+
+@pytest.mark.parametrize(
+    ("offsets", "context", "num_tokens", "cut", "removed"),
+    [
+        (SINGLE, (2, 8), 3, "truncate_context_left", (2, 5)), (SINGLE, (2, 8), 3, "truncate_context_right", (5, 8)),
+        (SINGLE, (2, 8), 3, "truncate_context_middle", (4, 7)), (SHARED, (0, 6), 2, "truncate_context_left", (0, 4)),
+        (SHARED, (0, 6), 3, "truncate_context_right", (1, 6)), (SHARED, (0, 6), 2, "truncate_context_middle", (1, 4)),
+    ],
+)  # fmt: skip
+def test_a_context_is_cut_where_it_should_be_and_no_character_in_two(offsets, context, num_tokens, cut, removed):
+    assert place_cut(offsets, context, num_tokens, cut) == removed
+
+
+TEXT = {"type": "text", "text": "What is it?"}
+
+
+MEDIA = [
+    *({"type": kind} for kind in ("image", "video", "audio")),
+    {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+    {"type": "input_image", "image_url": "a.png"},
+    {"type": "video_url", "video_url": {"url": "a.mp4"}},
+    {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+    {"image": "a.png"},
+]
+
+
+def chat_with(part: Any) -> list[dict[str, Any]]:
+    return [user([part, TEXT]), assistant("A cat.")]
+
+
+@pytest.mark.parametrize("template", [SEES, WRITES_ALL], ids=["sees", "writes all"])
+def test_a_content_part_that_is_a_medium_makes_a_bad_row(name, template):
+    named = [user("<|image_pad|>"), assistant("a")]  # which is text
+    chats = [CHAT, named, *[CHAT] * 40, *(chat_with(part) for part in MEDIA)]
+    bad = [(number, "AD130") for number in range(42, len(chats))]
+    tokenizer = ChatTokenizeFn(name, chat_template=template).open()
+
+    found = run(tokenizer, [{"messages": chat} for chat in chats])
+    asked = run(chat_prompt(name, chat_template=template).open(), [{"input": chat[:2]} for chat in chats])
+
+    assert faults(found) == faults(asked) == bad
+    assert [faults(run(tokenizer, [{"messages": chat}])) for chat in chats[42:]] == [[(0, "AD130")]] * len(MEDIA)
+    assert "'messages'[0] has '" in found.errors[0].reason
+    assert "media='leave_out'" in found.errors[0].reason
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_key_of_a_row_with_media_makes_a_bad_row_and_an_empty_one_does_no_harm(name, kind):
+    full = [{key: ["a.png"]} for key in MEDIA_KEYS] + [{"image": {"bytes": "aGk=", "path": None}}]
+    empty = [None, "", [], {}, False, True, 0, [None], [[]], {"bytes": None, "path": None}]
+    rows = [{**kind.row, "images": each, "audio": each} for each in empty]
+
+    chunk = run(kind.make(name).open(), [*rows, *({**kind.row, **each} for each in full)])
+
+    assert faults(chunk) == [(len(rows) + number, "AD130") for number in range(len(full))]
+    assert f"the row has '{MEDIA_KEYS[0]}'" in chunk.errors[0].reason
+    assert (chunk.num_samples, notes(chunk)) == (len(rows), {})
+
+
+def test_a_key_that_a_setting_names_is_no_medium_and_rows_for_a_framework_keep_theirs(name):
+    fn = PromptTokenizeFn(name, prompt_key="video", label_key="audio", metadata_key="image")
+    rows = PromptRowFn(name, prompt_key="prompt", apply_chat_template=True, chat_template=SEES, max_length=64)
+    row = {"prompt": chat_with({"type": "image"})[:1], "images": ["a.png"]}
+
+    chunk = run(fn.open(), [{"video": "a prompt", "audio": [1], "image": {"docker": "a"}}])
+    kept = run(rows.open(), [row])
+
+    assert (values(chunk, "label"), values(chunk, "metadata"), chunk.errors) == ([[1]], [{"docker": "a"}], [])
+    assert (values(kept, "extra"), kept.errors) == ([row], [])
+
+
+def test_media_that_are_left_out_leave_the_text_and_are_counted(name):
+    fn = ChatTokenizeFn(name, chat_template=WRITES_ALL, media="leave_out", metadata_key="id")
+    rows = [{"messages": chat_with(part), "images": ["a.png"], "id": {"n": 1}} for part in MEDIA]
+    plain = {"messages": [user("What is it?"), assistant("A cat.")]}
+    beside = {"messages": [{**user("What is it?"), "images": ["a.png"]}, assistant("A cat.")]}
+
+    chunk = run(fn.open(), [plain, *rows, beside])
+
+    assert (chunk.errors, notes(chunk)) == ([], {"media_left_out": [*range(1, len(rows) + 2)]})
+    assert values(chunk, "metadata") == [None, *[{"n": 1}] * len(rows), None]
+    assert token_ids(chunk) == [token_ids(chunk)[0]] * (len(rows) + 2)
+    assert values(chunk, "spans") == [values(chunk, "spans")[0]] * (len(rows) + 2)
+    assert faults(run(ChatTokenizeFn(name).open(), [beside])) == [(0, "AD130")]
+
+    nothing_else = {"messages": [user("Draw."), assistant([{"type": "image"}])]}
+    assert faults(run(fn.open(), [nothing_else])) == [(0, "AD132")], "it is no empty answer"
+    short = run(ChatTokenizeFn(name, media="leave_out", max_length=3).open(), [{"messages": CHAT, "images": ["a.png"]}])
+    assert (drops(short), notes(short)) == ({"max_length": [0]}, {}), "a row that is dropped has no note"
+
+
+@pytest.mark.parametrize(
+    ("content", "left"),
+    [
+        ([{"type": "image"}, TEXT], "What is it?"), ([{"type": "image"}, "words", TEXT], "wordsWhat is it?"),
+        ([{"type": "image"}], ""), ({"type": "image_url", "image_url": "a"}, ""),
+        ([{"text": "words", "image": "a"}], "words"),
+        ([{"type": "image"}, {"type": "thinking", "thinking": "a"}], [{"type": "thinking", "thinking": "a"}]),
+        ([TEXT], [TEXT]), ("<|image_pad|> <image>", "<|image_pad|> <image>"), (None, None),
+    ],
+)  # fmt: skip
+def test_what_is_left_of_a_content(content, left):
+    for chat in ([user(content)], json.dumps([user(content)])):
+        row = json.dumps({"m": chat, "images": ["a"], "image": {"a": 1}, "n": [1, "[{bad"]}).encode()
+
+        assert json.loads(without_media(row, ["images"])) == {"m": [user(left)], "image": {"a": 1}, "n": [1, "[{bad"]}

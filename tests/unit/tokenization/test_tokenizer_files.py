@@ -1,10 +1,10 @@
 """The files of a tokenizer are read as ``transformers`` reads them."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, call
 
 import huggingface_hub
@@ -15,12 +15,7 @@ from asyncdata.errors import ConfigError
 from asyncdata.tokenization.tokenizer_files import resolve
 from tests.support.parts import PATTERNS, TokenizerFiles
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Edit = Callable[..., Path]
-
+Edit = Callable[..., Path]
 TEXTS = [
     "def main(): return 1", "<|im_start|>user\nhello<|im_end|>",
     "<tool> x<TOOL> <new>é <image> <|endoftext|><unk>[PAD]", " <tool>  <extra_0><extra_1> \n", "",
@@ -92,8 +87,7 @@ def test_tokens_are_those_of_transformers(edited, config):
     for add in (False, True):
         encodings = ours.encode_batch_fast(TEXTS, add_special_tokens=add)
         assert [each.ids for each in encodings] == theirs(TEXTS, add_special_tokens=add)["input_ids"]
-    assert ours.get_vocab() == theirs.get_vocab()
-    assert files.special_tokens == theirs.special_tokens_map
+    assert (ours.get_vocab(), files.special_tokens) == (theirs.get_vocab(), theirs.special_tokens_map)
 
 
 def test_nothing_is_truncated_or_padded_and_the_padding_token_is_a_named_token(edited):
@@ -122,8 +116,7 @@ def test_a_folder_without_a_configuration_will_do(edited):
 
     files = TokenizerFiles(str(folder))
 
-    assert (files.special_tokens, files.chat_templates) == ({}, {})
-    assert files.load().token_to_id("<|im_end|>") == 2
+    assert (files.special_tokens, files.chat_templates, files.load().token_to_id("<|im_end|>")) == ({}, {}, 2)
 
 
 TEMPLATES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -137,12 +130,10 @@ TEMPLATES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
                                          "additional_chat_templates/notes.txt": "N"}},
         {"default": "F", "rag": "R"},
     ),
-    "additional files alone": (
-        {"chat_template": "A", "files": {"additional_chat_templates/rag.jinja": "R\r\né"}}, {"rag": "R\né"},
-    ),
-    "a processor's file": (
-        {"chat_template": "A", "files": {"chat_template.json": {"chat_template": "P"}}}, {"default": "A"},
-    ),
+    "additional files alone": ({"chat_template": "A", "files": {"additional_chat_templates/rag.jinja": "R\r\né"}},
+        {"rag": "R\né"}),
+    "a processor's file": ({"chat_template": "A", "files": {"chat_template.json": {"chat_template": "P"}}},
+        {"default": "A"}),
 }  # fmt: skip
 
 
@@ -178,9 +169,7 @@ def test_the_digest_is_of_the_content(edited, small_tokenizer):
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def test_a_folder_is_used_as_it_is_and_a_hub_name_is_fetched_once_and_only_the_tokenizers_files(
-    small_tokenizer, tmp_path, monkeypatch
-):
+def test_a_folder_is_used_as_it_is_and_of_a_hub_name_the_files_are_fetched_once(small_tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(small_tokenizer.parent)
     monkeypatch.setenv("HOME", str(small_tokenizer.parent))
     snapshot = shutil.copytree(small_tokenizer, tmp_path / "snapshots" / COMMIT)
@@ -195,9 +184,7 @@ def test_a_folder_is_used_as_it_is_and_a_hub_name_is_fetched_once_and_only_the_t
     assert not any("safetensors" in pattern or pattern == "*" for pattern in PATTERNS)
 
 
-def test_a_name_that_is_no_folder_with_a_tokenizer_and_not_on_the_hub_is_refused_with_the_way_out(
-    tmp_path, small_tokenizer, monkeypatch
-):
+def test_a_name_without_a_tokenizer_is_refused_with_the_way_out(tmp_path, small_tokenizer, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=OSError("401 Client Error")))
 
     with pytest.raises(ConfigError) as caught:

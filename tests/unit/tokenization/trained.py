@@ -1,22 +1,16 @@
 """Shared by the tests of trained text: which text is trained, and tokenizers with a twist."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from asyncdata import DataLoader
+from asyncdata import DataLoader, TokenizeFn
+from tests.support.parts import Chunk
 from tests.unit.tokenization import run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from asyncdata import TokenizeFn
-    from tests.support.parts import Chunk
 
 
 def user(content: Any, **more: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Rows for executors, whose tokens are their ids, and a gate that some of them wait for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

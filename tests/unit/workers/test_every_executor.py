@@ -1,7 +1,5 @@
 """The promises of every executor. A new executor has to pass this suite unchanged."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import anyio
@@ -56,7 +54,6 @@ async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
         await client.until(lambda: all(client.replies[number] for number in asked))
         await client.tokenized(window)  # one more, after all others: no request is answered twice
         nothing = await client.tokenized(window, 3, 3)
-
     for number, first in asked.items():
         (reply,) = client.replies[number]
         assert ids_of(reply) == list(range(first, first + 7))
@@ -69,15 +66,12 @@ async def test_requests_may_come_before_the_start(make, rows):
     early = [client.ask(scan) for scan in window.scans()]
     async with client.running():
         (scanned,) = await client.answers(early)
-
     assert window.add(0, scanned)
     assert window.num_rows == 20
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("backend", "options"), [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})], ids=str
-)
+@pytest.mark.parametrize(("backend", "options"), [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})])
 async def test_every_executor_runs_on_every_event_loop(make, rows, backend, options):
     async def main() -> list[int]:
         return ids_of(await tokenized(make(row_id), rows(50), row_id))
@@ -113,7 +107,6 @@ async def test_an_executor_cancelled_inside_a_row_stops_at_once(make, rows, gate
         async with client.reading() as window:
             client.ask(window.request(0, 1))
             await until(gate.began.exists)
-
     gate.open()  # the abandoned thread ends
 
 
@@ -127,7 +120,6 @@ async def test_a_forgotten_request_keeps_its_slot_until_it_is_finished(make, row
         executor.forget()
         executor.slots.release(window.slot)
         assert free_slots(executor) == NUM_SLOTS - 1
-
         gate.open()
         await until(lambda: free_slots(executor) == NUM_SLOTS)
 
@@ -140,7 +132,6 @@ async def test_a_reused_slot_shows_no_stale_bytes(make, jsonl_file):
         assert ids_of(await client.tokenized(first)) == list(range(60))
         client.executor.slots.release(first.slot)
         await until(lambda: free_slots(client.executor) == NUM_SLOTS)
-
         window = await client.window()
         assert window.slot == first.slot
         assert ids_of(await client.tokenized(window, 30, 60)) == list(range(30, 60))
@@ -174,7 +165,6 @@ async def test_rows_that_are_not_wholly_in_the_slot_are_read_again(make, jsonl_f
     async with client.reading() as window:
         request = window.request(0, 80)
         reply = await client.answer(client.ask(request))
-
     assert len(request.overflow) > 20
     assert [value_of(reply, "prompt", i) for i in range(80)] == texts
 

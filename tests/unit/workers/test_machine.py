@@ -1,13 +1,18 @@
-"""The CPUs and the memory that may be used: limits of containers count, in both versions of control groups."""
-
-from __future__ import annotations
+"""The CPUs, memory and files that may be used, in both versions of control groups; and the heartbeat of a handler."""
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.parts import available_memory, num_usable_cpus, process_memory, resident_memory
+from asyncdata import DataLoader, JsonlSource
+from tests.support import parts
+from tests.support.faults import until
+from tests.support.inner import change
+from tests.support.loading import ids
+from tests.support.tokenize_fns import row_id
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:  100 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"
 ALL = 8_000_000 * 1024
@@ -16,13 +21,9 @@ CACHED, CACHED_V1 = "inactive_file 300\nactive_file 7\n", "inactive_file 1\ntota
 Files = dict[str, str]
 
 
-def cpu_v1(quota: str) -> Files:
-    return {"cpu,cpuacct/d/x/cpu.cfs_quota_us": quota, "cpu,cpuacct/d/x/cpu.cfs_period_us": "100000"}
-
-
-def memory_v1(cached: str) -> Files:
-    group = "memory/d/x/memory"
-    return {f"{group}.limit_in_bytes": "5000", f"{group}.usage_in_bytes": "4000", f"{group}.stat": cached}
+CPU_V1 = {"cpu,cpuacct/d/x/cpu.cfs_period_us": "100000"}
+GROUP_V1 = "memory/d/x/memory"
+MEMORY_V1 = {f"{GROUP_V1}.limit_in_bytes": "5000", f"{GROUP_V1}.usage_in_bytes": "4000", f"{GROUP_V1}.stat": CACHED_V1}
 
 
 def memory_v2(limit: str, used: str, group: str = "a/b", cached: str = "") -> Files:
@@ -54,8 +55,8 @@ def machine(tmp_path, monkeypatch):
         pytest.param(V2, {"cpu.max": "150000 100000\n"}, 2, ALL, id="a fraction of a CPU counts as one"),
         pytest.param(V2, {"cpu.max": "1000 100000\n"}, 1, ALL, id="less than one CPU"),
         pytest.param(V2, {"cpu.max": "9900000 100000\n"}, 16, ALL, id="a quota of more than there is"),
-        pytest.param(V1, cpu_v1("-1\n"), 16, ALL, id="no quota, version 1"),
-        pytest.param(V1, cpu_v1("350000\n"), 4, ALL, id="a quota, version 1"),
+        pytest.param(V1, CPU_V1 | {"cpu,cpuacct/d/x/cpu.cfs_quota_us": "-1\n"}, 16, ALL, id="no quota, version 1"),
+        pytest.param(V1, CPU_V1 | {"cpu,cpuacct/d/x/cpu.cfs_quota_us": "350000\n"}, 4, ALL, id="a quota, version 1"),
         pytest.param("0::/../../kubepods/x\n", {"cpu.max": "200000 100000\n"}, 2, ALL, id="a path beyond the mount"),
         pytest.param(
             V2,
@@ -67,35 +68,77 @@ def machine(tmp_path, monkeypatch):
             id="the tightest limit of all groups above this process",
         ),
         pytest.param(V2, memory_v2("5000\n", "4000\n", cached=CACHED), 16, 1300, id="cached pages count as free"),
-        pytest.param(V1, memory_v1(CACHED_V1), 16, 1300, id="cached pages count as free, version 1"),
+        pytest.param(V1, MEMORY_V1, 16, 1300, id="cached pages count as free, version 1"),
         pytest.param(V2, memory_v2("5\n", "9\n"), 16, 0, id="a group above its limit has nothing left"),
     ],
 )
 def test_what_may_be_used_is_the_least_of_all_limits(machine, own, groups, num_cpus, num_bytes):
     files = {f"sys/fs/cgroup/{name}": text for name, text in groups.items()}
     root = machine(files if own is None else {"proc/self/cgroup": own, **files})
-
-    assert (num_usable_cpus(root), available_memory(root)) == (num_cpus, num_bytes)
-
-
-def test_only_cpus_in_the_affinity_mask_count(machine, monkeypatch):
-    root = machine({})
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
-
-    assert num_usable_cpus(root) == 2
+    assert (parts.num_usable_cpus(root), parts.available_memory(root)) == (num_cpus, num_bytes)
 
 
 def test_the_memory_of_a_process_counts_shared_pages_in_proportion_or_fully(machine):
     text = "5581-7ffd ---p 00000000 00:00 0      [rollup]\nRss:     9000 kB\nPss:     4000 kB\nPss_Anon: 1 kB\n"
     root = machine({"proc/42/smaps_rollup": text, "proc/42/statm": "9000 300 20 1 0 50 0\n"})
+    assert [parts.process_memory(pid, root) for pid in (42, 43)] == [4000 * 1024, 0]
+    assert [parts.resident_memory(pid, root) for pid in (42, 43)] == [300 * os.sysconf("SC_PAGE_SIZE"), 0]
 
-    assert [process_memory(pid, root) for pid in (42, 43)] == [4000 * 1024, 0]
-    assert [resident_memory(pid, root) for pid in (42, 43)] == [300 * os.sysconf("SC_PAGE_SIZE"), 0]
 
-
-def test_this_machine_and_this_process_can_be_measured():
-    assert 1 <= num_usable_cpus() <= len(os.sched_getaffinity(0))
-    assert available_memory() > 0
-    assert resident_memory(os.getpid()) > 1_000_000
+def test_only_cpus_in_the_affinity_mask_count_and_this_machine_can_be_measured(machine, monkeypatch):
+    assert 1 <= parts.num_usable_cpus() <= len(os.sched_getaffinity(0))
+    assert parts.available_memory() > 0
+    assert parts.resident_memory(os.getpid()) > 1_000_000
     if Path("/proc/self/smaps_rollup").exists():
-        assert process_memory(os.getpid()) > 1_000_000
+        assert parts.process_memory(os.getpid()) > 1_000_000
+    root = machine({})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
+    assert parts.num_usable_cpus(root) == 2
+
+
+@pytest.fixture
+def make(jsonl_file) -> Callable[..., parts.Handler]:
+    """A handler of a file of some lines, with one slot of plain memory; ``make.scan`` asks it for all samples."""
+
+    def make(tokenizer=None, lines=({"id": 1},), progress=parts.no_op) -> parts.Handler:
+        tokenizer = tokenizer or parts.FunctionTokenizer(row_id)
+        files = JsonlSource(str(jsonl_file(lines))).open(256)
+        job = parts.Job(files=files.files, tokenize=None, max_row_bytes=64, block_bytes=256, slack_bytes=32)
+        make.scan = parts.Scan(0, 0, files.blocks([0]), with_samples=True)
+        return parts.Handler(job, [memoryview(bytearray(1 + 256 + 32))], tokenizer, progress)
+
+    return make
+
+
+def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
+    beats, is_going_on = list[int](), threading.Event()
+
+    def progress(row: int) -> None:
+        beats.append(row)
+        if len(beats) == 3:
+            is_going_on.set()
+
+    def permute_slowly(request: parts.Permute) -> parts.Permuted:
+        assert is_going_on.wait(240)
+        return parts.Permuted(b"")
+
+    change(monkeypatch, beat_s=0.001)
+    change(monkeypatch, permute=permute_slowly)
+    assert make(progress=progress)(parts.Permute(3, 0)) == parts.Permuted(b"")
+    assert beats[:3] == [-2, -1, -2], "no row in particular"
+
+
+def num_open(folder) -> int:
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sum(os.path.lexists(link) and os.readlink(link).startswith(f"{folder}/") for link in links)
+
+
+def test_no_more_than_64_files_are_open_however_many_there_are_and_none_when_it_is_closed(tmp_path):
+    for number in range(100):
+        (tmp_path / f"{number:02}.jsonl").write_text(f'{{"id": {number}}}\n')
+    loader = DataLoader(str(tmp_path / "*.jsonl"), tokenize_fn=row_id, num_workers=0, shuffle=False)
+    assert num_open(tmp_path) == 0
+    with loader:
+        assert ids(loader.get_next_batch(100)) == list(range(100))
+        assert 0 < num_open(tmp_path) <= 64
+    until(lambda: num_open(tmp_path) == 0)

@@ -1,7 +1,5 @@
 """Workers on a Ray cluster, without one: what may be asked for, what travels, and what a node must have."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
@@ -17,25 +15,13 @@ from asyncdata import DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, R
 from asyncdata.errors import ConfigError, WorkerError
 from asyncdata.workers.ray import executor
 from asyncdata.workers.ray import executor as cluster
+from tests.support import parts
 from tests.support.executors import Client
 from tests.support.inner import change
 from tests.support.loading import write_rows
-from tests.support.parts import (
-    Job,
-    NodeFiles,
-    ReaderSpec,
-    Terms,
-    TokenizeSpec,
-    check_cluster,
-    check_function,
-    local_workers_of,
-    node_name,
-    shared_scans,
-    terms_of,
-)
 from tests.support.tokenize_fns import row_id
 
-JOB = Job(files=[], tokenize=None, max_row_bytes=1, block_bytes=1, slack_bytes=0)
+JOB = parts.Job(files=[], tokenize=None, max_row_bytes=1, block_bytes=1, slack_bytes=0)
 CONFIG = LoaderConfig.of({"executor": {"num_workers": 3}})
 with_ = msgspec.structs.replace
 
@@ -46,11 +32,11 @@ with_ = msgspec.structs.replace
 @pytest.mark.parametrize("executor", [RayExecutor(local_workers=2), {"local_workers": 2}])
 def test_an_executor_may_be_a_dict_as_in_yaml_and_its_local_workers_are_known_before_it_is_checked(executor):
     assert LoaderConfig.of({"executor": executor}).executor == RayExecutor(local_workers=2)
-    assert local_workers_of(executor) == 2
-    assert local_workers_of({}) == local_workers_of(RayExecutor()) == 0
+    assert parts.local_workers_of(executor) == 2
+    assert parts.local_workers_of({}) == parts.local_workers_of(RayExecutor()) == 0
 
 
-SPOOLED = with_(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
+SPOOLED = with_(JOB, reader=parts.ReaderSpec("asyncdata.sources.spool:SpoolReader"))
 
 
 @pytest.mark.parametrize(
@@ -58,14 +44,14 @@ SPOOLED = with_(JOB, reader=ReaderSpec("asyncdata.sources.spool:SpoolReader"))
     [
         (lambda: RayExecutor(address="ray://head:10001"), r"^AD490 .*ray job submit"),
         (lambda: LoaderConfig.of({"executor": {}, "num_workers": 2}), r"^AD495 num_workers=2 .*local_workers"),
-        (lambda: shared_scans(CONFIG, []), "^AD487 .*workers of this machine read: leave executor out"),
-        (lambda: check_cluster(SPOOLED), "^AD496 single rows .*shuffle=True"),
-        (lambda: check_cluster(with_(JOB, parts=[SPOOLED])), "^AD496 single rows"),
+        (lambda: parts.shared_scans(CONFIG, []), "^AD487 .*workers of this machine read: leave executor out"),
+        (lambda: parts.check_cluster(SPOOLED), "^AD496 single rows .*shuffle=True"),
+        (lambda: parts.check_cluster(with_(JOB, parts=[SPOOLED])), "^AD496 single rows"),
     ],
     ids=["Ray Client", "num_workers beside it", "an exchange", "copies of rows on this disk", "also of a part"],
 )
 def test_what_does_not_work_on_a_cluster_is_refused(ask, message):
-    check_cluster(JOB)
+    parts.check_cluster(JOB)
     with pytest.raises(ConfigError, match=message):
         ask()
 
@@ -84,9 +70,7 @@ def no_cluster(**_: object) -> None:
     ],
     ids=["connected by Ray Client", "no cluster", "none listens at RAY_ADDRESS", "none listens at the address"],
 )
-def test_what_cannot_be_connected_to_is_refused_at_once_by_its_name(
-    monkeypatch, is_client, ray_address, address, message
-):
+def test_what_cannot_be_connected_to_is_refused_by_its_name(monkeypatch, is_client, ray_address, address, message):
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"127.0.0.1:{server.getsockname()[1]}"
     init = {} if ray_address else {"init": no_cluster}
@@ -119,15 +103,17 @@ def test_without_ray_the_error_names_the_package(monkeypatch, tmp_path):
 
 @pytest.fixture
 def terms(jsonl_file):
-    return terms_of(Client(None, jsonl_file([{"id": 1}, {"id": 2}]), row_id).job)
+    return parts.terms_of(Client(None, jsonl_file([{"id": 1}, {"id": 2}]), row_id).job)
 
 
-def test_settings_that_travel_are_the_same_settings(small_tokenizer, jsonl_file):
+def test_what_travels_is_the_same_and_files_have_digests_if_the_source_has_none(small_tokenizer, jsonl_file, terms):
     """What is decoded is equal to what was encoded, but not the same objects, and a digest must not depend on that."""
     function = PromptTokenizeFn(str(small_tokenizer), prompt_key="input", max_length=100)
-    sent = terms_of(Client(None, jsonl_file([{"input": "x"}]), function).job)
-
-    check_function(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Terms))
+    sent = parts.terms_of(Client(None, jsonl_file([{"input": "x"}]), function).job)
+    parts.check_function(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=parts.Terms))
+    files = JsonlSource(str(jsonl_file([{"id": 5}], "other.jsonl"))).open(64).files
+    job = with_(terms.job, files=[with_(file, digest="") for file in files])
+    assert all(file.digest for file in parts.terms_of(job).job.files)
 
 
 @pytest.mark.parametrize(
@@ -141,46 +127,33 @@ def test_settings_that_travel_are_the_same_settings(small_tokenizer, jsonl_file)
 def test_a_file_that_differs_is_named_with_the_node_and_the_way_out(terms, change, why):
     path = terms.job.files[0].path
     change(path)
-    ((number, reason),) = NodeFiles(terms.job.files, "trainer").prove(range(9))
-
+    ((number, reason),) = parts.NodeFiles(terms.job.files, "trainer").prove(range(9))
     assert number == 0
-    assert reason.startswith(f"AD492 node {node_name()} does not see the same data: {path} {why}")
+    assert reason.startswith(f"AD492 node {parts.node_name()} does not see the same data: {path} {why}")
     assert "copy it to the same path on every node" in reason
 
 
-def test_a_file_that_has_grown_or_was_copied_is_the_same_and_is_compared_once(terms):
-    check_function(terms)
+def test_a_file_that_has_grown_is_the_same_and_another_version_or_module_is_named(terms):
+    parts.check_function(terms)
     path = terms.job.files[0].path
     with open(path, "ab") as file:
         file.write(b'{"id": 3}\n')
     os.utime(path, (1, 1))
-    files = NodeFiles(terms.job.files, "trainer")
+    files = parts.NodeFiles(terms.job.files, "trainer")
 
     assert files.prove(range(9)) == []
     assert (files.files[0].mtime_ns, files.files[0].num_bytes) == (10**9, 20)
     os.unlink(path)
     assert files.prove([0]) == []
 
-
-def test_another_version_or_tokenizer_is_named(terms):
     versions = {**terms.versions, "tokenizers": "0.1"}
     other = with_(terms, versions=versions, fingerprints=[{"tokenize_fn": "f version 3"}])
     told = r"^AD494 node .* tokenizers .* where the trainer has 0\.1, another tokenize_fn"
     with pytest.raises(ConfigError, match=told):
-        check_function(other)
-
-
-def test_a_module_that_is_not_there_is_named_with_the_way_out(terms):
-    job = with_(terms.job, tokenize=TokenizeSpec("no_such_module:f"))
+        parts.check_function(other)
+    job = with_(terms.job, tokenize=parts.TokenizeSpec("no_such_module:f"))
     with pytest.raises(ConfigError, match=r"^AD493 node .* cannot import .* 'no_such_module': No module.*runtime_env"):
-        check_function(with_(terms, job=job))
-
-
-def test_the_files_have_digests_even_if_the_source_has_none(jsonl_file, terms):
-    files = JsonlSource(str(jsonl_file([{"id": 5}], "other.jsonl"))).open(64).files
-    job = with_(terms.job, files=[with_(file, digest="") for file in files])
-
-    assert all(file.digest for file in terms_of(job).job.files)
+        parts.check_function(with_(terms, job=job))
 
 
 @pytest.mark.asyncio

@@ -1,7 +1,5 @@
 """Data sources of slime over ten prompts, and a folder for their checkpoints."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.slime_source import no_rollout, write_prompts

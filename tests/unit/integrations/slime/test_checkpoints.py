@@ -3,8 +3,6 @@
 What it restores is held by ``test_slime_rollouts_model``, and what slime reads of it by ``test_slime_source``.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path
@@ -59,7 +57,6 @@ def test_what_is_loaded_and_saved_again_is_the_same_and_can_be_looked_at_like_an
         source.save(3)
         source.load(3)
         source.save(4)
-
     one, other = (snapshots.load(checkpoint_at(given["save"], number)) for number in (3, 4))
     assert snapshots.to_state_dict(one) | {"canaries": []} == snapshots.to_state_dict(other) | {"canaries": []}
     found = describe_file(checkpoint_at(given["save"], 3))
@@ -248,9 +245,7 @@ def test_other_data_is_refused_or_if_allowed_the_rows_left_out_are_counted(given
 
 
 @ONE_ORDER
-def test_a_renamed_file_of_the_same_rows_continues_at_its_place_and_other_rows_are_refused(
-    prompts, given, tmp_path, order
-):
+def test_a_renamed_file_continues_at_its_place_and_other_rows_are_refused(prompts, given, tmp_path, order):
     given |= order
     with source_of(prompts, **given) as source:
         source.add_samples(source.get_samples(4)[:1])
@@ -329,9 +324,7 @@ def test_killed_between_its_two_files_a_checkpoint_is_whole(prompts, given, monk
         (3, "stream", "order", "AD603 .*order.*slime's"),
     ],
 )
-def test_slimes_place_that_means_nothing_here_is_refused_or_left_for_the_next_epoch(
-    prompts, given, place, order, name, message
-):
+def test_slimes_place_that_means_nothing_is_refused_or_left_for_an_epoch(prompts, given, place, order, name, message):
     save_as_slime(given, 5, {**SLIMES, "sample_offset": place})
     with source_of(prompts, asyncdata_order=order, **given) as source:
         refused(source, 5, message, SnapshotMismatchError)

@@ -3,8 +3,6 @@
 What rollouts take, give back and find again is held by ``test_slime_rollouts_model``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os
@@ -20,16 +18,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata.errors import (
-    BadRowError,
-    ConfigError,
-    FilterError,
-    InvalidGroupError,
-    LoaderClosedError,
-    NoSamplesError,
-    SnapshotMismatchError,
-    SourceError,
-)
+from asyncdata import errors
 from asyncdata.integrations.slime import AsyncDataSource, BadGroupError, ReadOnlyDataSource, ReadOnlyError
 from tests.support.inner import change
 from tests.support.peers.checkouts import stand_ins
@@ -95,7 +84,7 @@ def test_the_tokenizer_is_beside_the_dumped_details_or_the_start_says_why_not(pr
     assert copied == {file.name: file.read_bytes() for file in small_tokenizer.iterdir()}
     assert stat.S_IMODE((folder / "tokenizer").stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "tokenizer").iterdir()} == {0o600}
-    with pytest.raises(ConfigError, match="--dump-details"):
+    with pytest.raises(errors.ConfigError, match="--dump-details"):
         AsyncDataSource(args_for(prompts, hf_checkpoint=str(model), dump_details=str(prompts)))
 
 
@@ -118,7 +107,7 @@ def test_numbers_of_groups_and_rollouts_are_whole_ones_and_none_are_no_groups(pr
     with source_of(prompts) as source:
         with pytest.raises(ValueError, match="AD440 num_samples"):
             source.get_samples(number)
-        with pytest.raises(ConfigError, match="AD440 rollout_id"):
+        with pytest.raises(errors.ConfigError, match="AD440 rollout_id"):
             source.begin_rollout(number)
         assert source.get_samples(0) == []
         assert source.sample_offset == 0
@@ -130,9 +119,9 @@ def test_an_empty_dataset_is_an_error_at_every_call_and_a_missing_one_at_the_sta
     for order in ("legacy", "stream"):
         with source_of(path, asyncdata_order=order) as source:
             for _ in range(2):
-                with pytest.raises((NoSamplesError, SourceError)):
+                with pytest.raises((errors.NoSamplesError, errors.SourceError)):
                     source.get_samples(1)
-    with pytest.raises(SourceError, match="AD304"):
+    with pytest.raises(errors.SourceError, match="AD304"):
         AsyncDataSource(args_for(tmp_path / "none.jsonl"))
 
 
@@ -142,9 +131,8 @@ def test_what_fails_in_the_stream_leaves_everything_as_it_was(tmp_path):
         back = source.get_samples(2)
         source.add_samples(back)
         for _ in range(2):
-            with pytest.raises(BadRowError, match="AD110"):
+            with pytest.raises(errors.BadRowError, match="AD110"):
                 source.get_samples(5)
-
             assert source.buffer == back
             assert (source.sample_offset, source.sample_index) == (2, 2)
         assert labels(source.get_samples(4)) == ["0", "1", "2", "3"]
@@ -180,7 +168,7 @@ def test_statistics_are_flat_numbers_no_call_is_logged_and_the_number_of_ranks_i
         for dp_size in (4, 4, 2):
             source.set_train_parallel_config({"dp_size": dp_size, "cp_size": 1})
             assert source.statistics()["asyncdata_capacity_samples"] == dp_size * 4000
-        with pytest.raises(ConfigError, match="dp_size"):
+        with pytest.raises(errors.ConfigError, match="dp_size"):
             source.set_train_parallel_config({"dp_size": -1})
         for _ in range(50):
             source.add_samples(source.get_samples(3))
@@ -189,7 +177,7 @@ def test_statistics_are_flat_numbers_no_call_is_logged_and_the_number_of_ranks_i
     assert found["asyncdata_buffered_groups"] == 3
     assert all(isinstance(value, int | float) for value in found.values())
     assert len(events) < 10
-    with pytest.raises(LoaderClosedError, match="AD502"):
+    with pytest.raises(errors.LoaderClosedError, match="AD502"):
         source.get_samples(9)
     source.close()
 
@@ -205,7 +193,7 @@ def test_another_dataset_may_be_put_in_the_place_of_ours(prompts):
         assert labels(source.get_samples(5)) == ["2", "0", "1", "2", "0"]
         source.dataset = None
         assert labels(source.get_samples(1)) == [None]
-        with pytest.raises(ConfigError, match="neither"):
+        with pytest.raises(errors.ConfigError, match="neither"):
             source.dataset = 3
     with source_of(prompts, rollout_shuffle=True) as one, source_of(None, rollout_shuffle=True) as other:
         other.dataset = one.dataset
@@ -219,12 +207,12 @@ def test_a_dataset_of_samples_is_shuffled_epoch_by_epoch_and_one_that_gives_too_
         assert (source.epoch_id, source.sample_offset) == (2, 2)
         assert dataset.epochs == [0, 1, 2]
         dataset.samples = []
-        with pytest.raises(NoSamplesError, match="AD401"):
+        with pytest.raises(errors.NoSamplesError, match="AD401"):
             source.get_samples(1)
     short = SimpleNamespace(get_next_batch=lambda number: [SlimeSample()])
     with source_over(short) as source:
         for _ in range(2):
-            with pytest.raises(NoSamplesError, match=r"get_next_batch\(2\) gave 1 samples"):
+            with pytest.raises(errors.NoSamplesError, match=r"get_next_batch\(2\) gave 1 samples"):
                 source.get_samples(2)
 
 
@@ -233,7 +221,7 @@ def test_a_dataset_of_samples_is_shuffled_epoch_by_epoch_and_one_that_gives_too_
 def test_a_place_that_is_not_there_is_refused_and_changes_nothing(prompts, order, value):
     with source_of(prompts, asyncdata_order=order) as source:
         source.get_samples(2)
-        with pytest.raises(ConfigError, match="sample_offset"):
+        with pytest.raises(errors.ConfigError, match="sample_offset"):
             source.sample_offset = value
         assert source.sample_offset == 2
         assert labels(source.get_samples(1)) == ["2"]
@@ -245,7 +233,7 @@ def test_the_place_may_be_set_whatever_the_dataset_and_numbers_go_on_from_what_i
         with opened as source:
             source.sample_offset = 3
             assert labels(source.get_samples(2)) == ["3", "4"]
-    with source_over(InMemory(5)) as source, pytest.raises(ConfigError, match="sample_offset"):
+    with source_over(InMemory(5)) as source, pytest.raises(errors.ConfigError, match="sample_offset"):
         source.sample_offset = 6
     with source_of(None, n_samples_per_prompt=2) as source:
         source.sample_offset, source.sample_group_index, source.sample_index = 3, 100, 7
@@ -279,18 +267,15 @@ def test_the_datasets_samples_are_those_of_the_present_epoch_by_number(prompts):
     assert random.getstate() == before, "the global generator is left alone"
 
 
-def test_a_row_that_yields_no_sample_is_an_error_by_its_number_and_passed_over_in_slices(tmp_path):
+def test_rows_without_a_sample_are_errors_by_their_number_and_passed_over_in_slices_of_any_length(tmp_path):
     path = write_prompts(tmp_path / "p.jsonl", 6, {2: b'{"input": "no label"}', 5: b'{"label": 1}'})
     with source_of(path) as source:
         for number in (2, 5):
-            with pytest.raises(NoSamplesError, match=f"AD401 prompt {number} of epoch 0"):
+            with pytest.raises(errors.NoSamplesError, match=f"AD401 prompt {number} of epoch 0"):
                 source.dataset[number]
         assert source.dataset[3].label == "3"
         assert [sample.label for sample in source.dataset.samples] == ["0", "1", "3", "4"]
         assert [sample.label for sample in source.dataset.samples[1:4]] == ["1", "3"]
-
-
-def test_more_samples_than_are_read_at_once_are_all_there(tmp_path):
     with source_of(write_prompts(tmp_path / "p.jsonl", 700)) as source:
         assert [sample.label for sample in source.dataset.samples] == [str(n) for n in range(700)]
         assert [sample.label for sample in source.dataset.samples[10:690]] == [str(n) for n in range(10, 690)]
@@ -316,7 +301,7 @@ def test_in_the_stream_order_there_are_no_numbers_and_no_length(prompts):
 def test_a_group_that_cannot_be_kept_is_refused_and_none_is_added(prompts, spoil, message):
     with source_of(prompts, n_samples_per_prompt=2) as source:
         groups = source.get_samples(2)
-        for kind in (AssertionError, ValueError, InvalidGroupError, BadGroupError):
+        for kind in (AssertionError, ValueError, errors.InvalidGroupError, BadGroupError):
             with pytest.raises(kind, match=message):
                 source.add_samples(spoil(groups))
         for nothing in ([], None):
@@ -352,7 +337,7 @@ def test_a_filter_that_fails_is_an_error_and_takes_nothing(prompts, name, messag
         back = source.get_samples(5)
         source.add_samples(back)
         for _ in range(2):
-            with pytest.raises(FilterError, match=message):
+            with pytest.raises(errors.FilterError, match=message):
                 source.get_samples(2)
             assert source.buffer == back
         assert source.sample_offset == 5
@@ -383,7 +368,7 @@ def test_the_read_only_source_serves_what_the_other_serves_and_takes_nothing_bac
         with pytest.raises(ReadOnlyError, match="AD432 a ReadOnlyDataSource takes no groups back") as caught:
             source.add_samples(groups[:1])
         assert isinstance(caught.value, RuntimeError)  # as with slime
-        assert isinstance(caught.value, InvalidGroupError)
+        assert isinstance(caught.value, errors.InvalidGroupError)
         assert not hasattr(source, "buffer")
         assert source.get_buffer_length() is None
         assert source.statistics()["asyncdata_buffered_groups"] == 0
@@ -411,7 +396,7 @@ def test_the_read_only_source_refuses_a_checkpoint_with_groups_in_the_buffer_or_
         source.add_samples(source.get_samples(5)[:2])
         source.save(0)
     with read_only(prompts, **given) as source:
-        with pytest.raises(SnapshotMismatchError, match=r"AD603 .*another buffer: saved 2 groups, present none"):
+        with pytest.raises(errors.SnapshotMismatchError, match=r"AD603 .*another buffer: saved 2 groups, present none"):
             source.load(0)
         assert source.sample_offset == 0
     with read_only(prompts, **given, asyncdata_allow_changed=["buffer"]) as source:
@@ -441,9 +426,9 @@ def test_of_a_mixture_each_sample_names_its_part_and_a_checkpoint_continues_ever
         groups = source.get_samples(40)
         assert parts(groups) == rest
         assert all(sample.metadata["tags"] == ["a", "b"] for group in groups for sample in group), "as in the row"
-        with pytest.raises(ConfigError, match="AD471 a mixture cannot go to another place"):
+        with pytest.raises(errors.ConfigError, match="AD471 a mixture cannot go to another place"):
             source.sample_offset = 3
-    with pytest.raises(ConfigError, match="AD471 asyncdata_order: legacy"):
+    with pytest.raises(errors.ConfigError, match="AD471 asyncdata_order: legacy"):
         AsyncDataSource(args_for(None, **given, asyncdata_order="legacy"))
 
 
@@ -461,9 +446,7 @@ TOLD = {"fully_async": True, "custom_async_data_buffer_path": "asyncdata.integra
     ],
     ids=str,
 )
-def test_a_driver_that_tells_no_rollout_is_warned_of_once_where_a_checkpoint_can_be_too_new(
-    prompts, given, package, more, effect
-):
+def test_a_driver_that_tells_no_rollout_is_warned_of_once_if_it_matters(prompts, given, package, more, effect):
     given |= more
     if "told" in given:
         set_rollout_id(None)

@@ -1,10 +1,9 @@
 """Groups in the buffer: what giving one back costs, the files of large ones, and what no checkpoint can hold."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import datetime
+import functools
 import os
 import shutil
 import stat
@@ -44,7 +43,6 @@ def with_experts(groups, num_bytes=2 * MIB):
 
 
 def assert_same(one, other):
-    """Of the same types, all the way down."""
     assert type(one) is type(other)
     if hasattr(one, "shape"):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
@@ -106,16 +104,11 @@ def test_a_group_comes_back_as_it_was_given_back(prompts, given, tmp_path):
         "multimodal_train_inputs": {"pixel_values": torch.full((700, 700), 0.1, dtype=torch.bfloat16), "none": None},
         "rollout_top_p_token_ids": np.arange(MIB, dtype=np.int64)[::2],
         "metadata": {
-            "big": 2**80,
-            "text": "\ud800",
-            "tuple": (1, b"x" * MIB),
-            "__ndarray__": [1, 2],
-            "dates": np.arange(200_000).astype("M8[s]"),
-            "empty": np.empty((0, 4), np.float16),
-            "small": np.arange(4),
+            "big": 2**80, "text": "\ud800", "tuple": (1, b"x" * MIB), "__ndarray__": [1, 2],
+            "dates": np.arange(200_000).astype("M8[s]"), "empty": np.empty((0, 4), np.float16), "small": np.arange(4),
         },
         "rollout_log_probs": [-0.1, float("-inf")] * 1000,
-    }
+    }  # fmt: skip
     with source_of(prompts, **given) as source:
         groups = source.get_samples(2)
         for group in groups:
@@ -267,7 +260,6 @@ def test_nothing_is_removed_while_a_checkpoint_cannot_be_read(prompts, given):
         source.get_samples(1)
         with capture_logs() as events:
             source.save(1)
-
     assert len(files_of(given)) == 1
     (event,) = [event for event in events if event["event"] == "checkpoint.groups_not_removed"]
     assert "_0.asyncdata may name some, and cannot be read: it is not a snapshot" in event["reason"]
@@ -283,7 +275,6 @@ def test_what_a_killed_process_left_half_written_is_removed_an_hour_later(prompt
         new.touch()
         os.utime(old, (0, 0))
         source.save(1)
-
     assert (old.exists(), new.exists()) == (False, True)
 
 
@@ -309,7 +300,6 @@ def test_a_file_that_is_missing_or_damaged_is_named_and_nothing_is_restored(prom
         harm(one, other)
         with pytest.raises(SnapshotError, match=rf"AD602 .*/asyncdata_groups/{one.name}: ({reason})") as caught:
             source.load(0)
-
         assert "load an older checkpoint" in str(caught.value)
         assert source.buffer == groups
 
@@ -376,10 +366,7 @@ def test_a_group_that_cannot_be_written_leaves_what_was_there(prompts, given, mo
 
 
 def nested(depth):
-    value: list[Any] = []
-    for _ in range(depth):
-        value = [value]
-    return value
+    return functools.reduce(lambda value, _: [value], range(depth), [])
 
 
 DEEP = "nested more than 200 deep"
@@ -404,7 +391,7 @@ def test_refusing_is_the_default_and_says_what_it_is_and_how_to_have_it_otherwis
         assert source.buffer == []
 
 
-def test_what_is_nested_as_deep_as_may_be_comes_back(prompts, given):
+def test_what_is_nested_as_deep_as_may_be_comes_back_and_what_is_no_group_is_refused_either_way(prompts, given):
     with source_of(prompts, **given) as source:
         groups = source.get_samples(1)
         inner = groups[0][0].metadata = {"lists": nested(197), "dicts": {}}
@@ -415,6 +402,14 @@ def test_what_is_nested_as_deep_as_may_be_comes_back(prompts, given):
         source.save(0)
         source.load(0)
         assert_same(source.buffer, groups)
+
+    with source_of(prompts, **given, **SERVE) as source:
+        (group,) = source.get_samples(1)
+        for bad in ([group[:1]], [tuple(group)], (group,)):
+            with pytest.raises(BadGroupError, match="AD432"):
+                source.add_samples(bad)
+    with pytest.raises(ConfigError, match="asyncdata_unpersistable"), source_of(prompts, asyncdata_unpersistable="no"):
+        pass
 
 
 def test_a_group_that_cannot_be_kept_is_served_if_that_is_asked_for_and_a_restart_that_loses_it_says_so(prompts, given):
@@ -443,13 +438,3 @@ def test_a_group_that_cannot_be_kept_is_served_if_that_is_asked_for_and_a_restar
             assert (event["num_groups"], event["log_level"]) == (len(lost), "warning")
             assert [number for number, _ in event["groups"]] == lost
             assert DEEP in event["groups"][-1][1]
-
-
-def test_what_is_no_group_at_all_is_refused_either_way(prompts, given):
-    with source_of(prompts, **given, **SERVE) as source:
-        (group,) = source.get_samples(1)
-        for bad in ([group[:1]], [tuple(group)], (group,)):
-            with pytest.raises(BadGroupError, match="AD432"):
-                source.add_samples(bad)
-    with pytest.raises(ConfigError, match="asyncdata_unpersistable"), source_of(prompts, asyncdata_unpersistable="no"):
-        pass

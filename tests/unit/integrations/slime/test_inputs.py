@@ -1,7 +1,5 @@
 """What rollouts do to ``multimodal_inputs`` is in a checkpoint; what the row's media make is made again."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import copy
@@ -58,10 +56,7 @@ def images_of(sample):
     return sample.multimodal_inputs["images"]
 
 
-def replaced_by(inputs_of):
-    return lambda sample: setattr(sample, "multimodal_inputs", inputs_of(sample))
-
-
+OTHERS = {"audios": [np.zeros(300_000)], "__made__": ["images", 0], "more": {"__made__": None}}
 CHANGES = {
     "an array more": lambda sample: images_of(sample).append(np.arange(3)),
     "arrays more, as geo3k has it": lambda sample: (
@@ -70,11 +65,9 @@ CHANGES = {
     ),
     "another order": lambda sample: images_of(sample).reverse(),
     "one fewer": lambda sample: images_of(sample).pop(0),
-    "one twice": replaced_by(lambda sample: {"images": (*images_of(sample), images_of(sample)[0])}),
-    "none": replaced_by(lambda sample: None),
-    "others": replaced_by(
-        lambda sample: {"audios": [np.zeros(300_000)], "__made__": ["images", 0], "more": {"__made__": None}}
-    ),
+    "one twice": lambda one: vars(one).update(multimodal_inputs={"images": (*images_of(one), *images_of(one)[:1])}),
+    "none": lambda sample: vars(sample).update(multimodal_inputs=None),
+    "others": lambda sample: vars(sample).update(multimodal_inputs=OTHERS),
 }
 
 
@@ -127,7 +120,7 @@ def test_inputs_that_nothing_was_done_to_take_no_room_and_are_made_again(rows, g
     assert not {name for name in seen if "made" in name or "__" in name}
 
 
-def test_a_row_whose_media_have_become_fewer_is_an_error(rows, given):
+def test_media_of_a_row_that_have_become_fewer_or_that_no_framework_makes_are_refused_by_name(rows, given):
     with source_of(rows, **given) as source:
         ((one,),) = source.get_samples(1)
         one.multimodal_inputs["images"].append(np.arange(3))
@@ -136,10 +129,13 @@ def test_a_row_whose_media_have_become_fewer_is_an_error(rows, given):
     with source_of(rows, **{**given, "asyncdata_processor": f"{__name__}.makes_one"}) as source:
         with pytest.raises(SnapshotError, match="AD602 a group in the snapshot's buffer cannot be read: IndexError"):
             source.load(0)
+    with source_of(rows, multimodal_keys={"image": "image"}, hf_checkpoint="x") as source:
+        with pytest.raises(ConfigError, match="asyncdata_processor"):
+            source.get_samples(1)
 
 
 def makes_one(args, media):
-    """Of all pictures the first."""
+    """Of all pictures the first, which cannot be sent by a worker."""
     return {"images": [Picture(media["images"][0])]}
 
 
@@ -201,14 +197,8 @@ def decode(args, media):
     return {"images": [pytest.importorskip("PIL.Image").open(path) for path in media["images"]], "sizes": np.arange(5)}
 
 
-def locked(args, media):
-    """What cannot be sent by a worker."""
-    return {"images": [Picture(media["images"][0])]}
-
-
 @pytest.fixture
 def pixels(tmp_path):
-    """Six pictures by their paths, of three modes."""
     image = pytest.importorskip("PIL.Image")
     found = {}
     for number, mode in enumerate(("RGB", "L", "P", "RGBA", "RGB", "L")):
@@ -294,7 +284,7 @@ def test_a_damaged_picture_is_a_bad_row_and_its_group_is_not_delivered(opened, p
 @pytest.mark.parametrize("fault", ["inputs", "args"])
 def test_what_workers_cannot_send_is_made_by_the_caller(opened, pixels, tmp_path, fault):
     changed = {
-        "inputs": {"asyncdata_processor": f"{__name__}.locked"},
+        "inputs": {"asyncdata_processor": f"{__name__}.makes_one"},
         "args": {"lock": threading.Semaphore(9)},
     }[fault]
     with opened(**changed) as source:
@@ -312,7 +302,6 @@ def test_a_row_whose_media_fail_when_the_caller_makes_them_comes_again(rows):
     with source_of(rows, n_samples_per_prompt=2, broken=broken, rollout_shuffle=False, **media) as source:
         with pytest.raises(RuntimeError, match="no such picture"):
             source.get_samples(1)
-
         source.args.broken.clear()
         (group,) = source.get_samples(1)
     assert numbers([group]) == [(0, [0, 1])]
@@ -321,9 +310,7 @@ def test_a_row_whose_media_fail_when_the_caller_makes_them_comes_again(rows):
 
 
 @pytest.mark.parametrize("package", ["slime", "miles"])
-def test_without_a_function_for_media_that_of_the_framework_that_runs_us_is_called(
-    rows, tmp_path, monkeypatch, package
-):
+def test_without_a_function_for_media_that_of_the_framework_is_called(rows, tmp_path, monkeypatch, package):
     chats, seen = [], {"images": ["seen"], "videos": None}
     module = types.SimpleNamespace(load_processor=lambda name: f"of {name}")
     module.process_vision_info = lambda messages, processor: chats.append((messages, processor)) or dict(seen)
@@ -340,15 +327,7 @@ def test_without_a_function_for_media_that_of_the_framework_that_runs_us_is_call
     if package == "slime":  # an object of slime's rows is a part of a message
         expected = [[{"role": "user", "content": parts}], [{"role": "user", "content": [RICH]}]]
         # More are made ahead.
-        assert chats == [
-            (chat, f"of {name}") for chat in itertools.islice(itertools.cycle(expected), max(2, len(chats)))
-        ]
+        assert chats == [(one, f"of {name}") for one in itertools.islice(itertools.cycle(expected), max(2, len(chats)))]
     module.load_processor = lambda name: None
     with pytest.raises(ConfigError, match="asyncdata_processor"):
         samples(f"none of {tmp_path}")
-
-
-def test_media_without_any_framework_are_refused_by_name(rows):
-    with source_of(rows, multimodal_keys={"image": "image"}, hf_checkpoint="x") as source:
-        with pytest.raises(ConfigError, match="asyncdata_processor"):
-            source.get_samples(1)

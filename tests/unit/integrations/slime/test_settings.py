@@ -1,21 +1,22 @@
-"""slime's arguments and miles', read as these read them, and the keys of ours; and what is refused at the start."""
-
-from __future__ import annotations
+"""slime's arguments and miles', read as these read them, the keys of ours, and what is refused; the pages say so."""
 
 import json
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncdata import BadRows, JsonlSource, LoaderConfig, RowShuffle
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
 from tests.support.inner import change
-from tests.support.parts import Options, import_by_path, settings_of
+from tests.support.parts import PREFIX, Options, import_by_path, settings_of
 from tests.support.peers.checkouts import sglang
 from tests.support.slime_source import SLIMES_DEFAULTS, args_for, runs_in_miles, slimes_args, source_of
+from tests.unit import test_docs as docs
 
 
 def settings(**given):
@@ -26,10 +27,11 @@ def shuffle(**given):
     return settings(**{"prompt_data": "p.jsonl", **given}).knobs["shuffle"]
 
 
-def test_arguments_that_are_not_there_have_slimes_defaults():
+def test_arguments_that_are_not_there_have_slimes_defaults_and_a_key_may_be_an_attribute_of_the_class():
     assert settings_of(slimes_args()) == settings()
     assert settings_of(slimes_args(prompt_data="p.jsonl")) == settings(prompt_data="p.jsonl")
     assert SLIMES_DEFAULTS["rollout_global_dataset"] is True
+    assert settings_of(type("Args", (), {"asyncdata_order": "stream"})()).order == "stream"
 
 
 OF_THE_FUNCTION = {  # its arguments: slime's, and values
@@ -55,7 +57,7 @@ def test_every_argument_of_slimes_own_data_source_has_its_part():
     assert (found.buffer_filter_path, found.save_folder, found.load_folder) == ("a.b", "out", "in")
 
 
-def test_the_order_is_slimes_own_unless_somebody_asks_for_another():
+def test_the_order_is_slimes_own_unless_asked_and_import_paths_are_written_slimes_way_or_ours():
     assert shuffle(rollout_shuffle=True) == RowShuffle(method="slime", first=0)
     assert shuffle() == RowShuffle(method="none", first=0)
     assert shuffle(rollout_shuffle=True, asyncdata_order="stream") is True
@@ -64,6 +66,10 @@ def test_the_order_is_slimes_own_unless_somebody_asks_for_another():
     assert shuffle(rollout_shuffle=True, use_hf_datasets=True, asyncdata_order="legacy").method == "slime"
     assert shuffle(rollout_shuffle=True, rollout_max_prompt_len=9, hf_checkpoint="m").only_kept
     assert shuffle(prompt_data="p@[1:]", rollout_shuffle=True, asyncdata_order="stream") == RowShuffle(first=1)
+    assert import_by_path("os.path.join") is import_by_path("os.path:join")
+    for path in ("nothing.at_all", "os.path.nothing", "join", "os.path:nothing"):
+        with pytest.raises(ConfigError, match="AD420"):
+            import_by_path(path)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +131,6 @@ def test_a_tokenizer_is_needed_for_what_needs_one(given):
         settings(prompt_data="p", **given)
 
 
-def test_a_key_may_be_an_attribute_of_the_class():
-    assert settings_of(type("Args", (), {"asyncdata_order": "stream"})()).order == "stream"
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -160,15 +162,10 @@ def test_what_cannot_work_is_an_error_that_names_it(given, message):
 
 LIMITS = {"max_workers": 5, "max_memory_bytes": 1 << 33, "max_bytes_per_worker": 1 << 30}
 KNOBS = {
-    "num_workers": 3,
-    "limits": {**LIMITS, "max_ready_bytes": 1000, "row_timeout_s": 6.0},
-    "buffer_size": 50,
-    "timeout_s": 5.0,
-    "bad_rows": {"policy": "quarantine", "max": 7, "path": "bad.jsonl", "excerpts": False},
-    "event_loop": "asyncio",
-    "cache": {"folder": "somewhere"},
-    "outcomes": {"policy": {"drop_above": 0.9}},
-}
+    "num_workers": 3, "limits": {**LIMITS, "max_ready_bytes": 1000, "row_timeout_s": 6.0}, "buffer_size": 50,
+    "timeout_s": 5.0, "bad_rows": {"policy": "quarantine", "max": 7, "path": "bad.jsonl", "excerpts": False},
+    "event_loop": "asyncio", "cache": {"folder": "somewhere"}, "outcomes": {"policy": {"drop_above": 0.9}},
+}  # fmt: skip
 
 
 def test_every_knob_among_the_keys_reaches_the_loader():
@@ -179,13 +176,6 @@ def test_every_knob_among_the_keys_reaches_the_loader():
     others = {"order", "pretokenize", "today", "revision", "strict_load", "allow_changed", "processor", "dataset"}
     others |= {"tokenizer_backend", "trust_remote_code", "unpersistable", "same_rows", "mix"}
     assert set(Options.__struct_fields__) == {*KNOBS, *others}
-
-
-def test_import_paths_are_written_slimes_way_or_ours():
-    assert import_by_path("os.path.join") is import_by_path("os.path:join")
-    for path in ("nothing.at_all", "os.path.nothing", "join", "os.path:nothing"):
-        with pytest.raises(ConfigError, match="AD420"):
-            import_by_path(path)
 
 
 @pytest.mark.parametrize(
@@ -303,3 +293,59 @@ def test_an_installed_fast_tokenizer_has_no_part_in_a_run_whose_tokenizer_is_cod
     assert (tmp_path / "details" / "tokenizer" / "tokenization_odd.py").read_text() == ODD_TOKENIZER
     with pytest.raises(ConfigError, match="asyncdata_tokenizer_backend: gigatoken has no effect with asyncdata_trust"):
         AsyncDataSource(args_for(**coded, asyncdata_tokenizer_backend="gigatoken"))
+
+
+INTEGRATIONS = sorted((docs.PACKAGE / "integrations" / "slime").glob("*.py"))
+
+
+def table(heading, title):
+    """The rows of the one table of a section whose first column has this title."""
+    text = docs.section(docs.read("slime.md"), heading)
+    found = re.search(rf"^\| {re.escape(title)} \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert found, f"no table of {title!r} under {heading!r}"
+    return docs.table_rows(found[1])
+
+
+def test_every_key_argument_number_and_code_is_documented_and_no_other():
+    rows = table("Keys", "key")
+    defaults = {}
+    for field in msgspec.structs.fields(Options):
+        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+        defaults[f"{PREFIX}{field.name}"] = f"`{default}`"
+    assert {name: cells[0] for name, cells in rows.items()} == defaults
+    asked.clear()
+    settings_of(Recorder(prompt_data="p.jsonl", use_hf_datasets=True))
+    assert set(table("slime's arguments", "argument")) == asked
+    with source_of(None) as source:
+        numbers = {*source.statistics(), "asyncdata_dropped_groups_<reason>_total"}
+    assert set(docs.first_cells(docs.section(docs.read("slime.md"), "Numbers"))) == numbers
+    used = {code for path in INTEGRATIONS for code in re.findall(r"\bAD\d{3}\b", path.read_text(encoding="utf-8"))}
+    assert used <= set(re.findall(r"\bAD\d{3}\b", docs.read("slime.md")))
+
+
+class Recorder(SimpleNamespace):
+    def __getattribute__(self, name):
+        if not name.startswith("__"):
+            asked.add(name)
+        return super().__getattribute__(name)
+
+
+asked = set()
+
+
+def settings_blocks():
+    pages = sorted(
+        page for page in docs.DOCS.rglob("*.md") if "asyncdata.integrations.slime" in page.read_text("utf-8")
+    )
+    blocks = [(page, block) for page in pages for block in docs.blocks_of(page) if block.language == "yaml"]
+    return [pytest.param(block.text, id=f"{page.stem}:{block.line}") for page, block in blocks]
+
+
+@pytest.mark.parametrize("text", settings_blocks())
+def test_the_settings_files_of_the_pages_are_taken(text):
+    settings = dict(re.findall(r"^(\w+): +(.*?) *(?:#.*)?$", text, re.MULTILINE))
+    values = {
+        name: json.loads(value) if re.match(r"[\d\[{]|true|false", value) else value for name, value in settings.items()
+    }
+    assert len(values) == text.count("\n")
+    settings_of(SimpleNamespace(prompt_data="p.jsonl", **values))

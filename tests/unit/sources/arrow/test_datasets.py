@@ -1,7 +1,5 @@
 """Datasets of Hugging Face, in files, in memory or streamed: their very rows, however they were made and changed."""
 
-from __future__ import annotations
-
 import datetime
 import errno
 import gc
@@ -9,8 +7,9 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +19,6 @@ from tests.support.inner import change
 from tests.support.parts import FileChangedError, Job, Overflow, StreamOrder, resolve_path
 from tests.support.reading_rows import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of
 from tests.support.streams import jsonl, texts_of, write
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")
@@ -99,8 +95,7 @@ def test_the_rows_are_those_that_the_dataset_gives(tmp_path, change, where):
         found = [sample.extra for batch in loader for sample in batch]
         num_copies = len(copies())
 
-    assert found == list(dataset.with_format(None))
-    assert num_copies == (must_copy or where == "in memory")
+    assert (found, num_copies) == (list(dataset.with_format(None)), must_copy or where == "in memory")
     assert copies() == []
 
 
@@ -207,19 +202,12 @@ def test_whatever_changes_the_rows_changes_the_fingerprint(tmp_path):
     picked = list(range(3000))
     picked[1500], picked[1501] = picked[1501], picked[1500]
     found = [
-        dataset,
-        dataset.shuffle(seed=1),
-        dataset.shuffle(seed=2),
-        dataset.select(range(2999)),
-        dataset.select(range(1, 3000)),
-        dataset.select(picked),
-        dataset.rename_column("pad", "text"),
-        dataset.remove_columns("pad"),
-        dataset.map(lambda row: {"pad": row["pad"] + "!" * (row["id"] == 1501)}),
-        dataset.to_iterable_dataset(),
-        dataset.to_iterable_dataset().map(lambda row: row),
+        dataset, dataset.shuffle(seed=1), dataset.shuffle(seed=2), dataset.select(range(2999)),
+        dataset.select(range(1, 3000)), dataset.select(picked), dataset.rename_column("pad", "text"),
+        dataset.remove_columns("pad"), dataset.map(lambda row: {"pad": row["pad"] + "!" * (row["id"] == 1501)}),
+        dataset.to_iterable_dataset(), dataset.to_iterable_dataset().map(lambda row: row),
         dataset.to_iterable_dataset().rename_column("pad", "text"),
-    ]
+    ]  # fmt: skip
 
     assert len({digest_of(one) for one in found}) == len(found)
 

@@ -1,15 +1,14 @@
 """Reads of objects, many at a time: neighbours in one request, bounded, tried again, and named when they fail."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -21,10 +20,6 @@ from tests.support.fake_store import FakeStore
 from tests.support.inner import change
 from tests.support.loading import NEVER_S
 from tests.support.parts import Address, BlockCache, ObjectStamp, ReadLimits, Reads, StoreError, StoreSpec, coalesced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 DATA = bytes(range(256)) * 400
 STAMP = ObjectStamp(Address("s3", "bucket", "folder/key"), len(DATA), '"old"')
@@ -334,8 +329,7 @@ def test_a_link_or_a_file_that_others_may_write_is_not_read(cache, tmp_path):
     other.chmod(0o666)
     failures = failures_of(cache)
 
-    assert found(cache, 0, 1) == []
-    assert failures == [1, 1]
+    assert (found(cache, 0, 1), failures) == ([], [1, 1])
 
 
 def test_another_process_that_makes_room_is_not_waited_for(cache, tmp_path):

@@ -1,13 +1,12 @@
 """Stores, one try at a time: what each gives, pins and refuses, and what it says of whatever a server did to a read."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -35,9 +34,6 @@ from tests.support.parts import (
     write_stored,
 )
 from tests.support.stores import HttpHost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TOKEN = "hf_verysecret"
 ROWS = b'{"id": 1}\n' * 50

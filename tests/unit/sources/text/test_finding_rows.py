@@ -1,14 +1,14 @@
 """Rows are found in a text however it is cut, into blocks or pieces: lines, Python's lines, elements of an array."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import re
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -20,6 +20,7 @@ from asyncdata.sources import json_array
 from tests.support.examples import in_ci
 from tests.support.inner import change
 from tests.support.parts import (
+    ArrayBlocks,
     ArrayReader,
     Block,
     FileChangedError,
@@ -32,12 +33,6 @@ from tests.support.parts import (
     split_lines,
 )
 from tests.support.streams import cut, texts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from tests.support.parts import ArrayBlocks
 
 Row = tuple[int, int, bytes]
 """Offset in the text, length, and bytes; of a row that is too long, no bytes."""
@@ -233,9 +228,7 @@ arrays = st.builds(
 
 @in_ci(max_examples=40)
 @given(array=arrays, first=cuts, second=cuts, limit=st.integers(1, 30), data=st.data())
-def test_elements_are_the_rows_of_an_array_that_comes_in_pieces_and_goes_on_at_any_place(
-    array, first, second, limit, data
-):
+def test_elements_are_the_rows_of_an_array_in_pieces_from_any_place(array, first, second, limit, data):
     parts = list(split_array(cut(array.text, first), 0, 0, limit, "a.json"))
 
     rows = [(offset, length, text if length <= limit else b"") for offset, length, text in array.rows]
@@ -309,9 +302,7 @@ def elements_of(reader: ArrayReader, blocks: ArrayBlocks, number: int, num_bytes
 
 @in_ci(max_examples=40)
 @given(st.data(), arrays, st.integers(1, 50), st.integers(1, 80), st.integers(1, 60))
-def test_blocks_in_any_order_have_the_elements_of_the_array(
-    tmp_path_factory, data, array, block_bytes, piece_bytes, limit
-):
+def test_blocks_in_any_order_have_the_elements(tmp_path_factory, data, array, block_bytes, piece_bytes, limit):
     folder = tmp_path_factory.mktemp("array")
     (folder / "rows.json").write_bytes(array.text)
     found: dict[int, Any] = {}
@@ -363,9 +354,7 @@ def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, array, harm, 
     assert bool(faults) is bool(fault)
 
 
-def test_going_back_begins_at_the_last_element_known_before_also_among_more_arrays_than_are_remembered(
-    tmp_path, monkeypatch
-):
+def test_going_back_begins_at_the_last_element_known_before_also_among_many_arrays(tmp_path, monkeypatch):
     change(monkeypatch, most_scans_of_an_array=2)
     for number in range(4):
         (tmp_path / f"{number}.json").write_text(json.dumps([f"{number} {row:04d}" for row in range(400)]))

@@ -1,12 +1,12 @@
 """Files of JSON lines and arrays: which are meant, what is refused, and how compressed ones are read to the end."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,6 @@ from asyncdata.errors import SourceError
 from tests.support.parts import StreamOrder
 from tests.support.reading_rows import read_until_fault, refusal_of, rows_of, samples_of
 from tests.support.streams import frames, jsonl, members, write
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ROW = b'{"id": 1}\n'
 CODERS: dict[str, Callable[[list[bytes]], bytes]] = {"gz": members, "zst": frames}

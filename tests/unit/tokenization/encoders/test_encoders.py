@@ -1,7 +1,5 @@
 """Ids by a proven backend or by ``tokenizers``, where their tokens lie, and the audit of both."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil
@@ -9,9 +7,10 @@ import subprocess
 import sys
 import unicodedata
 from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import msgspec
@@ -35,6 +34,7 @@ from tests.support.parts import (
     FlatIds,
     HfEncoder,
     LengthsById,
+    Located,
     OffsetCheck,
     TokenizerFiles,
     TokenLengths,
@@ -44,11 +44,6 @@ from tests.support.parts import (
     subject_of,
 )
 from tests.unit.tokenization import outcomes, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.support.parts import Located
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +81,7 @@ def watched(monkeypatch, tokenizer, files) -> Watched:
     return backend
 
 
-def test_texts_with_a_character_that_is_not_proven_go_to_tokenizers_and_come_back_in_their_place(
-    watched, tokenizer, files, monkeypatch
-):
+def test_texts_that_are_not_proven_go_to_tokenizers_and_keep_their_place(watched, tokenizer, files, monkeypatch):
     loads, load = [], real("load_a_tokenizer")
     change(monkeypatch, load_a_tokenizer=lambda self: loads.append(1) or load(self))
     encoder = open_encoder(files)
@@ -102,8 +95,7 @@ def test_texts_with_a_character_that_is_not_proven_go_to_tokenizers_and_come_bac
         assert ids_of(found) == [*expected(tokenizer, texts[:-1]), []]
         assert list(errors) == [7], "neither can encode it"
 
-    assert watched.texts == ["plain", "caf\u00e9", "", "\u0414!"] * 2
-    assert loads == [1]
+    assert (watched.texts, loads) == (["plain", "caf\u00e9", "", "\u0414!"] * 2, [1])
 
 
 def test_hf_uses_no_backend_and_one_that_raises_leaves_the_texts_to_tokenizers(watched, tokenizer, files, monkeypatch):
@@ -220,8 +212,7 @@ def test_wrong_ids_in_an_audit_have_a_place_and_an_excerpt_only_if_allowed(
     assert found is not None
     line, start = map(int, found.groups())
     assert b"a rare text" in lines[line - 1]
-    assert start == sum(map(len, lines[: line - 1]))
-    assert ("a rare text" in message) == excerpts
+    assert (start, "a rare text" in message) == (sum(map(len, lines[: line - 1])), excerpts)
 
 
 @pytest.mark.thorough
@@ -328,9 +319,7 @@ def proven(monkeypatch) -> Callable[[TokenizerFiles], TokenizerFiles]:
 @pytest.mark.parametrize("form", ["", "NFC"])
 @in_ci(max_examples=40)
 @given(texts=st.lists(a_text | st.text(st.characters(max_codepoint=127), max_size=9), max_size=5))
-def test_offsets_from_ids_are_those_of_tokenizers_for_every_text_in_its_normal_form(
-    small_tokenizer, normalizing, form, texts
-):
+def test_offsets_from_ids_are_those_of_tokenizers_for_normal_texts(small_tokenizer, normalizing, form, texts):
     files = normalizing if form else TokenizerFiles(str(small_tokenizer))
     tokenizer = files.load()
     lengths = TokenLengths(lengths_of(files, tokenizer), files.normal_form or "")
@@ -404,16 +393,13 @@ def test_the_check_names_the_first_text_whose_offsets_are_others(files):
     tokenizer = files.load()
     check = OffsetCheck(tokenizer, TokenLengths(lying(lengths_of(files, tokenizer), tokenizer), ""))
 
-    assert check(["one"]) == HfEncoder(tokenizer)(["one"])
-    assert check.difference == ""
+    assert (check(["one"]), check.difference) == (HfEncoder(tokenizer)(["one"]), "")
 
     check(["one", "hea"])
     assert check.difference.endswith(" 'hea'")
 
 
-def test_a_proven_backend_tells_the_same_as_tokenizers_which_is_not_loaded_for_plain_texts(
-    proven, normalizing, monkeypatch
-):
+def test_a_proven_backend_tells_the_same_and_tokenizers_is_loaded_late(proven, normalizing, monkeypatch):
     files = proven(normalizing)
     plain_texts = ["", "one word", "<|im_start|>user\ncaf\u00e9<|im_end|>", "\u4e2d\u6587"[:1]]
     others = ["cafe\u0301", "\u0416", "a \u0958 b", "\ud800", "\u6587"]
@@ -461,9 +447,7 @@ def test_the_samples_are_the_same_by_every_backend(proven, normalizing, make, ro
     assert isinstance(made[0][0][0], list), "it is a sample"
 
 
-def test_a_backend_without_proven_offsets_is_not_used_by_auto_and_refused_by_name(
-    proven, small_tokenizer, tmp_path, monkeypatch
-):
+def test_a_backend_without_proven_offsets_is_refused_by_name(proven, small_tokenizer, tmp_path, monkeypatch):
     files = proven(changed(small_tokenizer, tmp_path / "lower", normalizer=normalizers.Lowercase()))
     folder = files.folder
 

@@ -1,15 +1,14 @@
 """Proofs that a backend is exact: how they are made by a sweep, kept, chosen and revoked."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
 import unicodedata
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,6 +26,7 @@ from tests.support.parts import (
     GrowingProof,
     OffsetCheck,
     Proof,
+    Subject,
     Sweep,
     TokenizerFiles,
     is_known,
@@ -36,11 +36,6 @@ from tests.support.parts import (
     separator_of,
 )
 from tests.unit.tokenization.trained import variant
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.parts import Subject
 
 
 def fake(files: TokenizerFiles, *wrong: str) -> Fake:
@@ -76,8 +71,7 @@ def test_a_proof_that_was_kept_is_found_and_only_its_owner_may_read_it(subject):
 
     records.keep(proof)
 
-    assert records.find(subject) == proof
-    assert stat.S_IMODE(os.stat(subject.path).st_mode) == 0o600
+    assert (records.find(subject), stat.S_IMODE(os.stat(subject.path).st_mode)) == (proof, 0o600)
 
 
 OTHERS = {"tokenizer": "f" * 32, "backend_version": "9", "tokenizers_version": "9", "sweep_version": -1}
@@ -127,8 +121,7 @@ def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_
     records.keep(Proof(subject=second))
     assert state() == (records.find(second), [second]), "the workers use it, so it grows"
     records.keep(Proof(subject=first, refusal="it is wrong"))
-    assert state() == (records.find(second), [second])
-    assert state(needs_offsets=True) == (None, [])
+    assert (state(), state(needs_offsets=True)) == ((records.find(second), [second]), (None, []))
     os.unlink(second.path)
     assert state() == (None, [second])
     records.keep(Proof(subject=second))
@@ -137,9 +130,7 @@ def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_
     assert choose(files, "hf") is None
 
 
-def test_a_backend_that_is_named_and_cannot_be_used_is_an_error_that_says_why_and_the_way_out(
-    monkeypatch, files, wrong
-):
+def test_a_named_backend_that_cannot_be_used_is_an_error_with_the_way_out(monkeypatch, files, wrong):
     def cannot_load() -> Fake:
         raise ValueError("unsupported pre-tokenizer")
 
@@ -192,8 +183,7 @@ def test_the_ids_around_a_text_are_part_of_the_proof(monkeypatch, small_tokenize
     proof = choose(TokenizerFiles(folder), "gigatoken")
 
     assert proof is not None
-    assert proof.around == ([1], [])
-    assert records.find(proof.subject) == proof
+    assert (proof.around, records.find(proof.subject)) == (([1], []), proof)
 
 
 TEXTS = ["plain", "caf\u00e9", "\u4e00", "x\u4e01", "\ud800"]
@@ -274,8 +264,7 @@ def test_what_is_found_wrong_later_or_revoked_by_an_audit_leaves_all_texts_to_to
     records.revoke(subject, "an audit found other ids")
     growing.grow([0x4E01])
 
-    assert growing.proof.refusal == "an audit found other ids"
-    assert not_proven(["plain", "\u4e01"]) == [0, 1]
+    assert (growing.proof.refusal, not_proven(["plain", "\u4e01"])) == ("an audit found other ids", [0, 1])
     assert choose(files, "auto") is None
     assert records.to_prove(files, ["gigatoken"], needs_offsets=False) == []
     with pytest.raises(ConfigError, match="an audit found other ids"):
@@ -305,8 +294,7 @@ def test_in_whatever_parts_it_grows_only_what_was_tried_is_proven_and_nothing_wr
         grown.grow(part)
 
     tried = set().union(*parts)
-    assert grown.refusal == ""
-    assert (grown.proven, grown.refused & tried) == (tried - wrong, tried & wrong)
+    assert (grown.refusal, grown.proven, grown.refused & tried) == ("", tried - wrong, tried & wrong)
 
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -346,19 +334,14 @@ def holds(*texts: str) -> Callable[[str], bool]:
 
 
 WRONG: dict[str, tuple[Callable[[str], bool], set[int]]] = {
-    "nowhere": (holds(), set()),
-    "alone": (holds("\u0416"), {0x416}),
-    "between digits": (holds("1\u00e52"), {0xE5}),
-    "between letters": (holds("a\u00e5A"), {0xE5}),
-    "before an apostrophe": (holds("\u00e5's"), {0xE5}),
-    "on a line": (holds("\n\u00e5\n"), {0xE5}),
-    "before a mark": (holds("e\u00e5\u0301"), {0xE5}),
-    "four times": (holds("\u00e5" * 4), {0xE5}),
-    "between spaces": (holds("  \u00e5  "), {0xE5}),
+    "nowhere": (holds(), set()), "alone": (holds("\u0416"), {0x416}), "between digits": (holds("1\u00e52"), {0xE5}),
+    "between letters": (holds("a\u00e5A"), {0xE5}), "before an apostrophe": (holds("\u00e5's"), {0xE5}),
+    "on a line": (holds("\n\u00e5\n"), {0xE5}), "before a mark": (holds("e\u00e5\u0301"), {0xE5}),
+    "four times": (holds("\u00e5" * 4), {0xE5}), "between spaces": (holds("  \u00e5  "), {0xE5}),
     "in a sequence of a mark that is not of the sweep": (holds("C\u0327", "c\u0327"), set()),
     "in a sequence that is normalized otherwise": (holds("y\u0301"), {0x301}),
     "in a long text, and an emoji": (holds("\u4e2d", "\U0001f600"), {0x4E2D, 0x1F600}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.thorough
@@ -366,8 +349,7 @@ WRONG: dict[str, tuple[Callable[[str], bool], set[int]]] = {
 def test_a_character_that_is_wrong_is_left_out_and_no_other(tried, wrong, points):
     found = tried(wrong)
 
-    assert (found.refusal, excluded(found)) == ("", points)
-    assert found.proven | points == set(FEW)
+    assert (found.refusal, excluded(found), found.proven | points) == ("", points, set(FEW))
 
 
 @pytest.mark.thorough
@@ -420,8 +402,7 @@ def test_ranges_have_each_code_point_once_and_the_finder_finds_the_texts_with_an
     points |= set(map(ord, near))
     for known in (points, points | set(range(0x80))):
         ranges = ranges_of(known)
-        assert points_of(ranges) == known
-        assert num_points(ranges) == len(known)
+        assert (points_of(ranges), num_points(ranges)) == (known, len(known))
         assert all(stop < following for (_, stop), (following, _) in pairwise(ranges))
         finder, others = CharacterFinder(ranges), [set(map(ord, text)) - known for text in texts]
         assert finder(texts) == [number for number, each in enumerate(others) if each]

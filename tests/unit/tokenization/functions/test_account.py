@@ -1,9 +1,8 @@
 """Nothing of a row is passed over in silence: keys that speak are read or refused, the rest is named once a source."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -27,9 +26,6 @@ from asyncdata.cli.main import main
 from asyncdata.errors import BadRowError
 from asyncdata.workers.inline import InlineExecutor
 from tests.support.html_page import read_page
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ASKS, SAYS = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}
 CHAT: dict[str, Any] = {"messages": [ASKS, SAYS]}
@@ -74,11 +70,9 @@ def run(folder: Path, fn: Any, *rows: Any, **knobs: Any) -> Run:
 
 
 SPEAKS: dict[str, Any] = {
-    "system": "Be terse.",
-    "system_prompt": "Be terse.",
-    "functions": [TOOL],
+    "system": "Be terse.", "system_prompt": "Be terse.", "functions": [TOOL],
     "chat_template_kwargs": {"enable_thinking": False},
-}
+}  # fmt: skip
 FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "chats": (ChatTokenizeFn, CHAT),
     "prompts": (lambda name, **more: PromptTokenizeFn(name, apply_chat_template=True, **more), {"input": [ASKS]}),
@@ -111,24 +105,19 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "tools beside functions": ({"tool_key": "functions"}, {**CHAT, "functions": [TOOL], "tools": [TOOL]}, "tools"),
     "functions as text": ({}, {**CHAT, "functions": json.dumps([TOOL])}, "functions"),
     "trained turns": ({}, {**CHAT, "metadata": {"train_turns": [1]}}, "metadata.train_turns"),
-    "trained turns of other metadata": (
-        {"metadata_key": None}, {**CHAT, "metadata": {"train_turns": [1]}}, "metadata.train_turns",
-    ),
+    "trained turns of other metadata": ({"metadata_key": None}, {**CHAT, "metadata": {"train_turns": [1]}},
+        "metadata.train_turns"),
     "a row that msgspec cannot read": ({}, {**CHAT, "x": float("nan"), "system": "Be terse."}, "system"),
     "a question's functions": ({}, {"question": "Why?", "answer": "So.", "functions": [TOOL]}, "functions"),
-    "a key that speaks beside a label in an object": (
-        {"label_key": "of.label"}, {**CHAT, "of": {"label": 1}, "functions": [TOOL]}, "functions",
-    ),
+    "a key that speaks beside a label in an object": ({"label_key": "of.label"},
+        {**CHAT, "of": {"label": 1}, "functions": [TOOL]}, "functions"),
     **{
         f"{key} of a turn of ShareGPT": (
             {}, {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So.", key: value}]},
             key,
         )
         for key, value in {
-            "reasoning_content": "Hm.",
-            "thinking": "Hm.",
-            "tool_calls": [CALL],
-            "tool_call_id": "1",
+            "reasoning_content": "Hm.", "thinking": "Hm.", "tool_calls": [CALL], "tool_call_id": "1",
         }.items()
     },
 }  # fmt: skip
@@ -168,23 +157,17 @@ def test_a_pair_is_not_trained_without_the_system_prompt_beside_its_chats(tmp_pa
 
 
 RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "empty values": (
-        {},
-        {"system": "", "system_prompt": " ", "tools": [], "functions": [], "images": None, "chat_template_kwargs": {}},
-    ),
-    "nulls that Arrow pads": (
-        {}, {"chat_template_kwargs": {"enable_thinking": None}, "functions": None, "tools": None},
-    ),
-    "other shapes": (
-        {}, {"system": 3, "system_prompt": {"id": 1}, "functions": ["tide"], "chat_template_kwargs": "none"},
-    ),
+    "empty values": ({},
+        {"system": "", "system_prompt": " ", "tools": [], "functions": [], "images": None, "chat_template_kwargs": {}}),
+    "nulls that Arrow pads": ({},
+        {"chat_template_kwargs": {"enable_thinking": None}, "functions": None, "tools": None}),
+    "other shapes": ({},
+        {"system": 3, "system_prompt": {"id": 1}, "functions": ["tide"], "chat_template_kwargs": "none"}),
     "metadata": ({}, {"id": 1, "source": "web", "metadata": {"train_turns": None, "lang": "en"}}),
-    "a chat with a system prompt of its own": (
-        {}, {"system": "x", "messages": [{"role": "system", "content": "Be terse."}, ASKS, SAYS]},
-    ),
-    "the same as text": (
-        {}, {"system": "x", "messages": json.dumps([{"role": "system", "content": "Be terse."}, ASKS, SAYS])},
-    ),
+    "a chat with a system prompt of its own": ({},
+        {"system": "x", "messages": [{"role": "system", "content": "Be terse."}, ASKS, SAYS]}),
+    "the same as text": ({},
+        {"system": "x", "messages": json.dumps([{"role": "system", "content": "Be terse."}, ASKS, SAYS])}),
     "tools that are not to be read": ({"tool_key": None}, {"tools": [TOOL]}),
 }  # fmt: skip
 
@@ -262,8 +245,7 @@ def test_the_first_row_of_each_file_is_looked_at(tmp_path, small_tokenizer, shuf
     with patch.object(InlineExecutor, "answers_with_samples", new=with_samples):
         found = Run(files, ChatTokenizeFn(small_tokenizer), shuffle=shuffle)
 
-    assert set(found.now.unread_keys) == {"a", "b", "c"}
-    assert len(found.unread) == 1
+    assert (set(found.now.unread_keys), len(found.unread)) == ({"a", "b", "c"}, 1)
 
 
 def test_each_part_of_a_mixture_says_its_own(tmp_path, small_tokenizer):

@@ -1,7 +1,5 @@
 """ChatTokenizeFn: which text of a chat is trained, and with which tokens."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from pathlib import Path
@@ -187,9 +185,8 @@ ENDS_OTHERWISE = {"eos": OVER, "chat_template": CHANNELS}
 TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
     "the last message alone": ({"train_on": "last_assistant"}, CHAT, [f"Nothing.{END}"]),
     "the last message of the assistant": ({"train_on": "last_assistant"}, [*CHAT, user("Thanks.")], [f"Nothing.{END}"]),
-    "the whole chat but its first token, as TRL's default": (
-        {"train_on": "all"}, talk("a", "b"), [f"user\na{END}\n<|im_start|>assistant\nb{END}\n"],
-    ),
+    "the whole chat but its first token, as TRL's default": ({"train_on": "all"}, talk("a", "b"),
+        [f"user\na{END}\n<|im_start|>assistant\nb{END}\n"]),
     "the whole of a chat without an answer": ({"train_on": "all"}, [user("a")], [f"user\na{END}\n"]),
     "messages that say so": ({}, LOSSES, [f"d{END}", f"e{END}"]),
     "a loss of null": ({}, [{**user("a"), "loss": False}, assistant("b", loss=None)], [f"b{END}"]),
@@ -208,18 +205,16 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
             "{% generation %}{{ m.content", "{{ m.content[:-1] }}{% generation %}{{ m.content[-1:]"
         )}, CHAT, [f".{END}"] * 2,
     ),
-    "thoughts that are dropped later": (
-        {"chat_template": WELL_KNOWN["thinks"]}, THINKS, [f"b{END}", f"<think>\nso\n</think>\n\nd{END}"],
-    ),
+    "thoughts that are dropped later": ({"chat_template": WELL_KNOWN["thinks"]}, THINKS,
+        [f"b{END}", f"<think>\nso\n</think>\n\nd{END}"]),
     "no place for thoughts that the prompt has": (
         {"chat_template": WELL_KNOWN["thinks"], "chat_template_kwargs": {"enable_thinking": False}}, FIVE,
         [f"b{END}", f"d{END}"],
     ),
     "a header that opens thoughts": ({"chat_template": OPENS_THINKING}, THINKS, [f"b{END}", f"d{END}"]),
     "words like that header": ({"chat_template": OPENS_THINKING}, talk("a[A]<think>\nb", "c"), [f"c{END}"]),
-    "no generation prompt, and earlier turns that change": (
-        {"chat_template": WITHOUT_A_PROMPT}, FIVE, [f"b{END}", f"d{END}"],
-    ),
+    "no generation prompt, and earlier turns that change": ({"chat_template": WITHOUT_A_PROMPT}, FIVE,
+        [f"b{END}", f"d{END}"]),
     "a header that the model has to write, as no prompt has it": (
         {"chat_template": WITHOUT_A_PROMPT.replace("{{ m.content + '<|im_end", "{{ '[A]' + m.content + '<|im_end")},
         FIVE, [f"[A]b{END}", f"[A]d{END}"],
@@ -227,51 +222,39 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
     "every mark": ({}, talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a"), [f"a{END}"]),
     "a stop token that only the whole chat has": ({"chat_template": ENDS_ONCE}, talk("a", "b"), [f"b{END}"]),
     "white space, as no token ends the message": ({"chat_template": WITHOUT_STOP}, talk("a", "b", "c"), [" b\n"]),
-    "parts of a content": (
-        {"chat_template": plain(WELL_KNOWN["macro"])}, talk(part("a", "b"), part("c", "d"), part("e"), part("f")),
-        [f"cd{END}", f"f{END}"],
-    ),
+    "parts of a content": ({"chat_template": plain(WELL_KNOWN["macro"])},
+        talk(part("a", "b"), part("c", "d"), part("e"), part("f")), [f"cd{END}", f"f{END}"]),
     "calls without content": ({"chat_template": WITH_CALLS}, called(CALL), [f"<call>look</call>{END}", f"b{END}"]),
     "an object": ({"chat_template": WRITES_ARGUMENTS}, called(CALL), [f"at=sky;how=[1];{END}", f"b{END}"]),
-    "reasoning without content": (
-        {"chat_template": LENIENT}, [user("a"), {"role": "assistant", "reasoning_content": "Hm."}],
-        [f"<think>Hm.</think>{END}"],
-    ),
+    "reasoning without content": ({"chat_template": LENIENT},
+        [user("a"), {"role": "assistant", "reasoning_content": "Hm."}], [f"<think>Hm.</think>{END}"]),
     "an empty answer of a lenient template": ({"chat_template": LENIENT}, talk("a", ""), [END]),
     **{
         f"arguments as text where the template wants {what}": (
             {"chat_template": template}, called(AS_TEXT, ""), [f"{written}{END}", f"b{END}"],
         )
         for what, template, written in [
-            ("items()", WRITES_ARGUMENTS, "at=sky;how=[1];"),
-            ("items", FILTERS_ITEMS, "at=sky;how=[1];"),
-            ("names", NAMES_ARGUMENTS, "at;how;"),
-            ("text", PRINTS_ARGUMENTS, AS_TEXT["function"]["arguments"]),
+            ("items()", WRITES_ARGUMENTS, "at=sky;how=[1];"), ("items", FILTERS_ITEMS, "at=sky;how=[1];"),
+            ("names", NAMES_ARGUMENTS, "at;how;"), ("text", PRINTS_ARGUMENTS, AS_TEXT["function"]["arguments"]),
         ]
     },
     **{
         f"a content part, {json.dumps(part)}": ({"chat_template": SEES}, talk("a", [part]), [f"words{END}"])
         for part in [
-            {"type": "text", "text": "words"},
-            {"text": "words"},
-            {"type": "output_text", "text": "words"},
+            {"type": "text", "text": "words"}, {"text": "words"}, {"type": "output_text", "text": "words"},
             {"type": "thinking", "thinking": "words"},
             {"type": "text", "text": "words", "cache_control": {"type": "ephemeral"}},
         ]
     },
-    "the stop token, not what ends past turns": (
-        ENDS_OTHERWISE, [user("a"), assistant("b", thinking="hm"), user("c"), assistant("d", thinking="so")],
-        ["=final:b", f"=thought:so{END}<|im_start|>assistant=final:d{OVER}"],
-    ),
-    "a call with its thoughts": (
-        ENDS_OTHERWISE, [user("a"), THOUGHT, RESULT], [f"=thought:hm{END}<|im_start|>assistant=call:look<|call|>"],
-    ),
-    "a call whose thoughts are dropped": (
-        ENDS_OTHERWISE, [user("a"), THOUGHT, RESULT, assistant("b")], ["=call:look<|call|>", f"=final:b{OVER}"],
-    ),
-    "what ends the chat as a separate block": (
-        {"eos": OVER, "chat_template": TRAINS_WHAT_ENDS_THE_CHAT}, FIVE, [f"b{END}\n", f"d{END}\n{OVER}"],
-    ),
+    "the stop token, not what ends past turns": (ENDS_OTHERWISE,
+        [user("a"), assistant("b", thinking="hm"), user("c"), assistant("d", thinking="so")],
+        ["=final:b", f"=thought:so{END}<|im_start|>assistant=final:d{OVER}"]),
+    "a call with its thoughts": (ENDS_OTHERWISE, [user("a"), THOUGHT, RESULT],
+        [f"=thought:hm{END}<|im_start|>assistant=call:look<|call|>"]),
+    "a call whose thoughts are dropped": (ENDS_OTHERWISE, [user("a"), THOUGHT, RESULT, assistant("b")],
+        ["=call:look<|call|>", f"=final:b{OVER}"]),
+    "what ends the chat as a separate block": ({"eos": OVER, "chat_template": TRAINS_WHAT_ENDS_THE_CHAT}, FIVE,
+        [f"b{END}\n", f"d{END}\n{OVER}"]),
     "the last block and what ends the chat": (
         {"eos": OVER, "chat_template": TRAINS_WHAT_ENDS_THE_CHAT, "train_on": "last_assistant"}, FIVE,
         [f"d{END}\n{OVER}"],
@@ -342,16 +325,11 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"), CHAT,
         f"the chat template writes the stop token '{END}' after {{% endgeneration %}}",
     ),
-    "a stop token after a block that ends with another token": (
-        LEAVES_OUT_THE_STOP, talk("a", "b"), f"writes the stop token '{OVER}' after {{% endgeneration %}}",
-    ),
-    "a changed block": (
-        "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}", CHAT,
-        "changes the text of its {% generation %} blocks",
-    ),
-    "too few blocks": (
-        "{% generation %}a{% endgeneration %}", CHAT, "has 1 {% generation %} blocks for 2 messages",
-    ),
+    "a stop token after a block that ends with another token": (LEAVES_OUT_THE_STOP, talk("a", "b"),
+        f"writes the stop token '{OVER}' after {{% endgeneration %}}"),
+    "a changed block": ("{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}", CHAT,
+        "changes the text of its {% generation %} blocks"),
+    "too few blocks": ("{% generation %}a{% endgeneration %}", CHAT, "has 1 {% generation %} blocks for 2 messages"),
     "every mark in a chat with blocks": (GENERATION, MARKS, ""),
     "earlier turns that change": (SHOUTS_AT_THE_END, CHAT, "renders earlier turns differently when the chat grows"),
     "one end": (ENDS_ONCE, CHAT, f"{POSITION.format(2)} in the text is unknown"),
@@ -360,17 +338,14 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         KEEPS_A_PLACE.replace("for m in messages %}{{", "for m in messages | reverse %}{{"), FIVE,
         "TRL has such training templates for many models (get_training_chat_template)",
     ),
-    "a later message that depends on it": (
-        DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS), AND_MORE, POSITION.format(1),
-    ),
+    "a later message that depends on it": (DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS), AND_MORE,
+        POSITION.format(1)),
     "a header that depends on it": (
         DEPENDS.replace("HEADER", "(' calls' if m.tool_calls else '')").replace("BEHIND", "''"), AND_MORE,
         POSITION.format(1),
     ),
-    "a header that is cut": (
-        OPENS_THINKING.replace("'[A]' +", "'[A' + (' calls' if m.tool_calls else '') + ']' +"), AND_MORE,
-        POSITION.format(1),
-    ),
+    "a header that is cut": (OPENS_THINKING.replace("'[A]' +", "'[A' + (' calls' if m.tool_calls else '') + ']' +"),
+        AND_MORE, POSITION.format(1)),
 }  # fmt: skip
 
 

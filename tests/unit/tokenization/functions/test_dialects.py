@@ -1,6 +1,4 @@
-"""Chats in the forms of other trainers have the tokens and labels of the same chat as messages."""
-
-from __future__ import annotations
+"""Chats in the forms of other trainers have the tokens of the same chat as messages; so have calls, in any form."""
 
 import json
 from pathlib import Path
@@ -9,12 +7,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from asyncdata import ChatTokenizeFn
+from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn
 from asyncdata.errors import ConfigError
+from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-from tests.unit.tokenization import run, token_ids
+from tests.support.chats import END
+from tests.unit.tokenization import run, token_ids, values
 from tests.unit.tokenization.functions.test_chat import WITH_CALLS
-from tests.unit.tokenization.trained import mask_of, tokenizer_of, variant
+from tests.unit.tokenization.trained import assistant, mask_of, tokenizer_of, trained, user, variant
 
 SYSTEM = {"role": "system", "content": "Be short."}
 ASKS = {"role": "user", "content": "What is 1 + 1?"}
@@ -54,10 +54,9 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         },
         [ASKS, SAYS, MORE, LAST],
     ),
-    "sharegpt with a system text": (
-        "sharegpt", {"system": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("chatgpt", "2")]},
-        [SYSTEM, ASKS, SAYS],
-    ),
+    "sharegpt with a system text": ("sharegpt",
+        {"system": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("chatgpt", "2")]},
+        [SYSTEM, ASKS, SAYS]),
     "sharegpt with a system turn": (
         "sharegpt",
         {
@@ -79,25 +78,19 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     ),
     "alpaca": ("alpaca", {"instruction": "What is 1 + 1?", "input": "", "output": "2"}, [ASKS, SAYS]),
     "alpaca with input": ("alpaca", {"instruction": "And", "input": "3?", "output": "It is 3."}, [MORE, LAST]),
-    "alpaca with all": (
-        "alpaca",
+    "alpaca with all": ("alpaca",
         {"instruction": "And\n3?", "output": "It is 3.", "system": "Be short.", "history": [["What is 1 + 1?", "2"]]},
-        [SYSTEM, ASKS, SAYS, MORE, LAST],
-    ),
+        [SYSTEM, ASKS, SAYS, MORE, LAST]),
     "completion": ("prompt_completion", {"prompt": [ASKS], "completion": [SAYS]}, [ASKS, SAYS]),
     "response": ("prompt_response", {"prompt": "What is 1 + 1?", "response": "2"}, [ASKS, SAYS]),
-    "query with all": (
-        "query_response",
+    "query with all": ("query_response",
         {"query": "And\n3?", "response": "It is 3.", "system": "Be short.", "history": [["What is 1 + 1?", "2"]]},
-        [SYSTEM, ASKS, SAYS, MORE, LAST],
-    ),
+        [SYSTEM, ASKS, SAYS, MORE, LAST]),
     "answer": ("question_answer", {"question": "What is 1 + 1?", "answer": "2"}, [ASKS, SAYS]),
     "messages": ("messages", {"messages": [ASKS, SAYS]}, [ASKS, SAYS]),
-    "sharegpt with a system prompt": (
-        "sharegpt",
+    "sharegpt with a system prompt": ("sharegpt",
         {"system_prompt": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("gpt", "2")]},
-        [SYSTEM, ASKS, SAYS],
-    ),
+        [SYSTEM, ASKS, SAYS]),
     "sharegpt with its system prompt twice": (
         "sharegpt",
         {
@@ -106,28 +99,21 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         },
         [SYSTEM, ASKS, SAYS],
     ),
-    "alpaca with the same system text twice": (
-        "alpaca", {"instruction": "What is 1 + 1?", "output": "2", "system": "Be short.", "system_prompt": "Be short."},
-        [SYSTEM, ASKS, SAYS],
-    ),
+    "alpaca with the same system text twice": ("alpaca",
+        {"instruction": "What is 1 + 1?", "output": "2", "system": "Be short.", "system_prompt": "Be short."},
+        [SYSTEM, ASKS, SAYS]),
     "dolly": ("instruction_response", {"instruction": "And", "context": "3?", "response": "It is 3."}, [MORE, LAST]),
-    "dolly without context": (
-        "instruction_response", {"instruction": "What is 1 + 1?", "context": "", "response": "2"}, [ASKS, SAYS],
-    ),
-    "open orca": (
-        "question_response", {"system_prompt": "Be short.", "question": "What is 1 + 1?", "response": "2"},
-        [SYSTEM, ASKS, SAYS],
-    ),
+    "dolly without context": ("instruction_response", {"instruction": "What is 1 + 1?", "context": "", "response": "2"},
+        [ASKS, SAYS]),
+    "open orca": ("question_response", {"system_prompt": "Be short.", "question": "What is 1 + 1?", "response": "2"},
+        [SYSTEM, ASKS, SAYS]),
     "query and answer": ("query_answer", {"query": "What is 1 + 1?", "answer": "2"}, [ASKS, SAYS]),
-    "calls as text": (
-        "xlam", {"query": "What is 1 + 1?", "answers": json.dumps([{"name": "look", "arguments": {"at": "sky"}}])},
-        [ASKS, CALL],
-    ),
-    "calls as a list": (
-        "xlam",
+    "calls as text": ("xlam",
+        {"query": "What is 1 + 1?", "answers": json.dumps([{"name": "look", "arguments": {"at": "sky"}}])},
+        [ASKS, CALL]),
+    "calls as a list": ("xlam",
         {"system": "Be short.", "query": "What is 1 + 1?", "answers": [{"name": "look", "arguments": {"at": "sky"}}]},
-        [SYSTEM, ASKS, CALL],
-    ),
+        [SYSTEM, ASKS, CALL]),
 }  # fmt: skip
 
 
@@ -155,11 +141,9 @@ def test_of_a_prompt_nothing_is_trained(name):
 def test_a_loss_of_a_turn_counts(name):
     turns = [turn("human", "a"), turn("gpt", "b", loss=False), turn("human", "c"), turn("gpt", "d", loss=True)]
     as_messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "loss": False},
-        {"role": "user", "content": "c"},
-        {"role": "assistant", "content": "d", "loss": True},
-    ]
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "loss": False},
+        {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "loss": True},
+    ]  # fmt: skip
     settings = {"chat_template": WITH_CALLS}
 
     found = read(ChatTokenizeFn(name, dialect="sharegpt", **settings), {"conversations": turns})
@@ -182,14 +166,10 @@ BAD = {
     "messages as turns": ("sharegpt", {"conversations": [ASKS]}, "AD112", "set messages_key"),
     "no form": ("alpaca", {"instruction": "a"}, "AD110", "no key 'output'"),
     "no answers": ("xlam", {"query": "a", "answers": "[]"}, "AD111", "'answers': a call must be JSON"),
-    "no form at all": (
-        "messages",
-        {"Question": "a", "Response": "b"},
-        "AD110",
-        "no key 'messages': the row has 'Question', 'Response'; name their form by dialect=, and your names of its",
-    ),
+    "no form at all": ("messages", {"Question": "a", "Response": "b"}, "AD110",
+        "no key 'messages': the row has 'Question', 'Response'; name their form by dialect=, and your names of its"),
     "another key of the chat": ("messages", {"conversation": [ASKS]}, "AD110", "set messages_key='conversation'?"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dialect, row, code, reason", BAD.values(), ids=BAD)
@@ -282,3 +262,174 @@ def test_what_a_dialect_does_not_go_with_is_refused(name):
     for dialect in (None, "messages"):
         with pytest.raises(ConfigError, match="or set messages_key"):
             ChatTokenizeFn(name, dialect=dialect, dialect_keys={"messages": "chat"})
+
+
+def template(writes: str, content: str = "(m.content or '')", calls: str = "(m.tool_calls or [])") -> str:
+    """A template that writes the content of a turn, and ``writes`` of each call, whose arguments are ``ARGS``."""
+    text = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + CONTENT }}{% for call in CALLS %}{{ WRITES }}"
+    text += "{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}{{ '<|im_start|>assistant\\n' if add_generation_prompt }}"
+    text = text.replace("CONTENT", content).replace("CALLS", calls).replace("WRITES", writes)
+    return text.replace("ARGS", "call.function.arguments")
+
+
+ARGUMENTS = {"at": "sky", "how": [1]}
+TEXT = '{"at": "sky", "how": [1]}'
+ENCODES = template("ARGS | tojson")
+OF_OBJECTS = {
+    "encodes": (ENCODES, TEXT),
+    "encodes the function": (template("call.function | tojson"), f'{{"name": "look", "arguments": {TEXT}}}'),
+    "takes apart": (template("ARGS.items() | join"), "('at', 'sky')('how', [1])"),
+    "writes the keys": (template("ARGS | join('+')"), "at+how"),
+    "writes only an object": (template("ARGS | tojson if ARGS is mapping"), TEXT),
+    "passes text on": (template("ARGS if ARGS is string else ARGS | length ~ ARGS.items() | join"), None),
+}
+OF_TEXT = {
+    "joins": (template("'' + ARGS"), TEXT),
+    "writes": (template("ARGS"), TEXT),
+    "writes only text": (template("ARGS if ARGS is string else '?'"), TEXT),
+}
+OF_BOTH = {"takes both": (template("ARGS if ARGS is string else ARGS | tojson"), TEXT)}
+FORMS = {**OF_OBJECTS, **OF_TEXT, **OF_BOTH}
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": arguments}}
+
+
+def chat(*calls: Any, **content: Any) -> list[dict[str, Any]]:
+    turn = {"role": "assistant", **content, "tool_calls": list(calls)}
+    return [user("a"), turn, {"role": "tool", "content": "t", "name": "look"}, assistant("b")]
+
+
+@pytest.mark.parametrize("given", [ARGUMENTS, TEXT, json.dumps(ARGUMENTS)], ids=["object", "text", "JSON"])
+@pytest.mark.parametrize(("text", "written"), FORMS.values(), ids=FORMS)
+def test_arguments_are_written_as_an_object_is_or_as_its_text(small_tokenizer, text, written, given):
+    fn = ChatTokenizeFn(str(small_tokenizer), chat_template=text)
+    written = written or "2('at', 'sky')('how', [1])"
+
+    for _ in range(3):  # a shape is proven when it comes again
+        assert trained(fn, {"messages": chat(call(given), call(given), content=None)}) == [written * 2 + END, f"b{END}"]
+
+
+OF_PLAIN = template("call.arguments | tojson")
+
+
+@pytest.mark.parametrize("given", [ARGUMENTS, TEXT], ids=["object", "text"])
+@pytest.mark.parametrize("text", [OF_PLAIN, template("(call.function or call).arguments | tojson")])
+def test_a_call_without_a_function_is_a_call(small_tokenizer, text, given):
+    fn = ChatTokenizeFn(str(small_tokenizer), chat_template=text)
+
+    assert trained(fn, {"messages": chat(call(given)["function"])}) == [TEXT + END, f"b{END}"]
+
+
+NEEDS_NULL = template("ARGS | tojson", "('' if m.content is none else m.content + '')")
+NEEDS_TEXT = template("ARGS | tojson", "(m.content + '')")
+OF_NOTHING = {
+    "has a place for it": ENCODES,
+    "fails without the key": NEEDS_NULL,
+    "writes calls only beside null": NEEDS_NULL.replace("m.tool_calls or", "m.tool_calls if m.content is none else"),
+    "would write None": template("'' + ARGS", "m.content | string"),
+    "would write null": template("ARGS", "(m.content if m.content is string else m.content | tojson)"),
+    "would end a turn of its own": template("ARGS", "('.' if m.content == '' and m.tool_calls else m.content or '')"),
+    "fails unless it is text": NEEDS_TEXT,
+}
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}], ids=["null", "empty", "absent"])
+@pytest.mark.parametrize("text", OF_NOTHING.values(), ids=OF_NOTHING)
+def test_no_content_beside_calls_is_written_as_nothing(small_tokenizer, text, content):
+    fn = ChatTokenizeFn(str(small_tokenizer), chat_template=text)
+
+    for _ in range(3):
+        assert trained(fn, {"messages": chat(call(TEXT), **content)}) == [TEXT + END, f"b{END}"]
+
+
+@pytest.mark.parametrize("text", OF_NOTHING.values(), ids=OF_NOTHING)
+def test_a_tool_may_return_null(small_tokenizer, text):
+    fn, (asks, calls, _, answers) = ChatTokenizeFn(str(small_tokenizer), chat_template=text), chat(call(TEXT))
+
+    for nothing in ({"content": None}, {"content": ""}, {}):
+        chunk = run(fn.open(), [{"messages": [asks, calls, {"role": "tool", "name": "look", **nothing}, answers]}] * 3)
+        written = [tokenizer_of(fn).decode(ids, skip_special_tokens=False) for ids in token_ids(chunk)]
+        assert [text.count(f"<|im_start|>tool\n{END}\n") for text in written] == [1, 1, 1]
+
+
+def test_every_function_writes_them_alike(small_tokenizer):
+    name, asks = str(small_tokenizer), {"apply_chat_template": True}
+    pair = {"chosen": [assistant("b")], "rejected": [assistant("c")]}
+    calls = {"value": json.dumps({"name": "look", "arguments": TEXT}), "from": "function_call"}
+    turns = [{"from": "human", "value": "a"}, calls]
+    share_gpt = ChatTokenizeFn(name, dialect="sharegpt", chat_template=ENCODES)
+    of_slime = SlimeTokenizeFn(name, pretokenize=True, apply_chat_template_kwargs={"chat_template": ENCODES}, **asks)
+    of_pairs = [
+        PreferenceTokenizeFn(name, chat_template=ENCODES, train_on=which) for which in ("assistant", "completion")
+    ]
+
+    for arguments in (ARGUMENTS, TEXT):
+        prompt = chat(call(arguments), content=None)[:3]
+        rows = [(share_gpt, {"conversations": turns}), *((fn, {"prompt": prompt, **pair}) for fn in of_pairs)]
+        rows += [(fn, {"input": prompt}) for fn in (of_slime, PromptTokenizeFn(name, chat_template=ENCODES, **asks))]
+        for fn, row in rows:
+            (ids,) = token_ids(run(fn.open(), [row]))
+            text = tokenizer_of(fn).decode(ids, skip_special_tokens=False)
+            assert text.startswith(f"<|im_start|>user\na{END}\n<|im_start|>assistant\n{TEXT}{END}\n")
+
+
+def test_a_template_that_transformers_renders_is_given_them_alike(small_tokenizer):
+    pytest.importorskip("transformers", reason="it renders for tokenizers that are code")
+    kwargs = {"chat_template": NEEDS_TEXT}
+    fn = SlimeTokenizeFn(
+        str(small_tokenizer), trust_remote_code=True, apply_chat_template=True, apply_chat_template_kwargs=kwargs
+    )
+
+    (prompt,) = values(run(fn.open(), [{"input": chat(call(TEXT), content=None)[:3]}]), "prompt")
+
+    assert f"assistant\n{TEXT}{END}" in prompt
+
+
+TOOLS_LATE = """\
+{%- set asks = messages | selectattr('role', 'equalto', 'user') | list %}{% for m in messages %}
+{%- if m.role == 'user' %}{% if tools and m == asks[-1] %}{{ '[TOOLS]' ~ (tools | tojson) }}{% endif %}
+{{- '[INST]' + m.content + '[/INST]' }}
+{%- elif m.tool_calls %}{{ '[CALLS]' ~ (m.tool_calls | tojson) ~ '<|im_end|>' }}
+{%- elif m.role == 'assistant' %}{{ ' ' + m.content + '<|im_end|>' }}
+{%- else %}{{ '[RESULT]' + m.content + ',' + m.tool_call_id + '[/RESULT]' }}{% endif %}{% endfor %}"""
+"""As Mistral's third: tools before the last question, no generation prompt, calls in place of a content."""
+
+
+def test_calls_of_earlier_turns_are_trained_where_tools_are_written_before_the_last_question(small_tokenizer):
+    fn, one = ChatTokenizeFn(str(small_tokenizer), chat_template=TOOLS_LATE), call(ARGUMENTS)
+    result = {"role": "tool", "content": "t", "tool_call_id": "call00001"}
+    turn = [user("a"), assistant("", tool_calls=[one]), result, assistant("b")]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    said = [f"[CALLS]{json.dumps([one])}{END}", f" b{END}"]
+
+    for _ in range(3):
+        assert trained(fn, {"messages": turn + turn, "tools": tools}) == said * 2
+        assert trained(fn, {"messages": [*turn, user("c"), assistant("d")], "tools": tools}) == [*said, f" d{END}"]
+
+
+BAD_ARGUMENTS = {"empty": "", "code": "print(1)", "a list": "[1]", "cut": '{"at": ', "a surrogate": "\ud800"}
+
+
+@pytest.mark.parametrize("text", BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
+def test_arguments_that_are_no_object_make_a_bad_row_that_is_told_where(small_tokenizer, text):
+    name, messages = str(small_tokenizer), chat(call(TEXT), call(text), content=None)
+    functions = [ChatTokenizeFn(name, chat_template=each) for each, _ in FORMS.values()]
+    functions += [PreferenceTokenizeFn(name, chat_template=ENCODES)]
+    functions += [RendererTokenizeFn(name, build="tests.support.renderers:characters")]
+    row = {"messages": messages, "prompt": messages[:3], "chosen": [assistant("b")], "rejected": [assistant("c")]}
+
+    for fn in functions:
+        (error,) = run(fn.open(), [row]).errors
+        assert error.code == "AD111"
+        assert error.reason.startswith(
+            "messages[1], tool_calls[1] of 'look': its arguments are text that is no JSON obj"
+        )
+        assert "{} for a call without arguments" in error.reason
+
+
+def test_what_a_template_does_not_write_may_be_anything(small_tokenizer):
+    fn = ChatTokenizeFn(str(small_tokenizer), chat_template=template("call.function.name"))
+
+    assert trained(fn, {"messages": chat(call("print(1)"), content="c")}) == [f"clook{END}", f"b{END}"]

@@ -1,22 +1,15 @@
 """What every tokenize function promises, whatever it makes of a row."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from asyncdata import (
-    ChatTokenizeFn,
-    FixedLengthTokenizeFn,
-    PreferenceTokenizeFn,
-    PromptTokenizeFn,
-    TextTokenizeFn,
-)
+from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.chats import GENERATION
@@ -24,9 +17,6 @@ from tests.support.function_kinds import KINDS, Kind, chat_prompt, fixed_length
 from tests.support.loading import NEVER_S
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
-
-if TYPE_CHECKING:
-    from asyncdata.delivery.chunk import Chunk
 
 OF_ANY_LENGTH = {name: kind for name, kind in KINDS.items() if name in {"text", "chat", "pair"}}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -107,10 +97,8 @@ CHANGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [{"prompt_key": "q"}, {"label_key": "a"}, {"metadata_key": None}, {"tool_key": None}, {"max_length": 9},
          {"add_special_tokens": True}, {"media": "leave_out"}, {"apply_chat_template": True}],
     ),
-    "chat prompt": (
-        chat_prompt,
-        [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"a": 1}}, {"today": "2026-01-31"}],
-    ),
+    "chat prompt": (chat_prompt,
+        [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"a": 1}}, {"today": "2026-01-31"}]),
     "rows": (PromptRowFn, [{"tools": [{}]}, {"max_length": 9}]),
     "text": (
         TextTokenizeFn, [{"text_key": "t"}, {"bos": "<|im_start|>"}, {"eos": False}, {"max_length": 9},
@@ -137,9 +125,7 @@ CHANGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize(("make", "changes"), CHANGES.values(), ids=CHANGES)
-def test_every_setting_that_changes_samples_is_in_the_fingerprint_and_where_the_tokenizer_lies_is_not(
-    small_tokenizer, tmp_path, make, changes
-):
+def test_every_setting_that_changes_samples_is_in_the_fingerprint_alone(small_tokenizer, tmp_path, make, changes):
     def prints(folder: Any = small_tokenizer, **settings: Any) -> str:
         return json.dumps(make(str(folder), **settings).fingerprints())
 
@@ -157,8 +143,7 @@ def test_a_fingerprint_tells_which_part_differs(name, small_tokenizer, tmp_path)
     (tmp_path / "ended" / "tokenizer_config.json").write_text(config.replace("<|im_end|>", "<|endoftext|>", 1))
     other = chat_prompt(str(tmp_path / "ended")).fingerprints()
 
-    assert sorted(base) == ["template", "tokenize_fn", "tokenizer"]
-    assert base["template"] == "none"
+    assert (sorted(base), base["template"]) == (["template", "tokenize_fn", "tokenizer"], "none")
     assert chat["template"] == chat_prompt(name, chat_template_kwargs={"a": 1}).fingerprints()["template"]
     assert chat["template"] != other["template"], "the template sees the special tokens"
     assert (chat["tokenizer"], chat["tokenize_fn"]) == (other["tokenizer"], other["tokenize_fn"])
@@ -180,12 +165,9 @@ def test_fingerprints_are_pinned_and_a_change_of_meaning_asks_for_a_new_version(
     versions = [getattr(kind.make, "version", None) for kind in KINDS.values()]
 
     assert prints[:3] == [
-        "10e50bdb4f3d19cc513ebece346c1985",
-        "171e14b38084ec576fad7164304e019f",
-        "98cc485b85e31a5111fe77fae13ba37f",
-    ]
-    assert len(set(prints)) == 5
-    assert versions == [1, None, 1, 3, 3, None]
+        "10e50bdb4f3d19cc513ebece346c1985", "171e14b38084ec576fad7164304e019f", "98cc485b85e31a5111fe77fae13ba37f",
+    ]  # fmt: skip
+    assert (len(set(prints)), versions) == (5, [1, None, 1, 3, 3, None])
 
 
 def test_a_description_cannot_be_changed_and_only_the_tokenizer_may_be_without_a_name(name):
@@ -208,8 +190,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (PromptTokenizeFn, {"tokenizer_backend": "rust"}, "tokenizer_backend='rust'"),
     (PromptTokenizeFn, {"max_length": "12"}, "max_length='12': Expected `int | None`, got `str`"),
     (PromptTokenizeFn, {"max_length": 0}, "max_length=0: Expected `int` >= 1"),
-    (PromptTokenizeFn, {"max_len": 3}, "max_len"),
-    (PromptTokenizeFn, {"prompt_key": None}, "prompt_key=None"),
+    (PromptTokenizeFn, {"max_len": 3}, "max_len"), (PromptTokenizeFn, {"prompt_key": None}, "prompt_key=None"),
     (PromptTokenizeFn, {"label_key": ""}, "label_key=''"),
     (PromptTokenizeFn, {"apply_chat_template": "yes"}, "apply_chat_template='yes': Expected `bool`"),
     (PromptTokenizeFn, {"chat_template_kwargs": {"a": 1}}, TEXT_ONLY),
@@ -220,8 +201,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (chat_prompt, {"add_special_tokens": True}, "add_special_tokens=True is for plain text"),
     (ChatTokenizeFn, {"train_on": "user"}, "train_on='user'"),
     (ChatTokenizeFn, {"turn_flags": ["weigth"]}, "turn_flags=['weigth']"),
-    (ChatTokenizeFn, {"overlong": "cut"}, "overlong='cut'"),
-    (ChatTokenizeFn, {"today": "tomorrow"}, "today is a date"),
+    (ChatTokenizeFn, {"overlong": "cut"}, "overlong='cut'"), (ChatTokenizeFn, {"today": "tomorrow"}, "today is a date"),
     (ChatTokenizeFn, {"chat_template_kwargs": {"messages": []}}, "these names are reserved: messages"),
     (ChatTokenizeFn, {"chat_template_kwargs": {"add_generation_prompt": True}}, "reserved: add_generation_prompt"),
     (fixed_length, {"max_length": 0}, "max_length=0"),
@@ -260,9 +240,7 @@ def test_a_setting_that_cannot_work_is_refused_by_name(make, settings, reason):
         (ChatTokenizeFn, {"chat_template": "{{ strftime_now('%Y') }}"}, "fix it: today='2026-01-31'"),
     ],
 )  # fmt: skip
-def test_what_the_tokenizers_files_lack_is_refused_before_workers_start(
-    small_tokenizer, tmp_path, make, settings, reason
-):
+def test_what_the_files_lack_is_refused_before_workers_start(small_tokenizer, tmp_path, make, settings, reason):
     nothing = {"eos_token": None, "pad_token": None, "chat_template": None}
     folder = variant(small_tokenizer, tmp_path / "bare", config=nothing)
 

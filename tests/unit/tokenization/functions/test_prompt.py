@@ -1,7 +1,6 @@
-"""PromptTokenizeFn and PromptRowFn: what becomes of a row's prompt, label, metadata and tools."""
+"""Prompts: what becomes of a row's prompt, label, metadata and tools; keys with a dot; chats by a renderer."""
 
-from __future__ import annotations
-
+import importlib.metadata
 import json
 import shutil
 from typing import Any
@@ -9,11 +8,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, processors
 
-from asyncdata import PromptTokenizeFn
+from asyncdata import ChatTokenizeFn, DataLoader, PromptTokenizeFn, RendererTokenizeFn, SoftPacking
+from asyncdata.errors import BadRowError, ConfigError, WorkerError
+from asyncdata.tokenization.functions.chat import made_by_renderers
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.function_kinds import chat_prompt
+from tests.support.renderers import END
 from tests.unit.tokenization import drops, faults, run, token_ids, values
-from tests.unit.tokenization.trained import user, variant
+from tests.unit.tokenization.trained import delivered, user, variant
+from tests.unit.tokenization.trained import delivered as samples
 
 TOOL = {"type": "function", "function": {"name": "look"}}
 TOOLS_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}|{{ tools | tojson }}"
@@ -36,8 +39,7 @@ def test_a_row_becomes_tokens_prompt_label_and_metadata(name, tokenizer):
 
     texts = ["café olé", *["two"] * 8]
     assert token_ids(chunk) == [tokenizer.encode(text).ids for text in texts]
-    assert values(chunk, "prompt") == texts
-    assert values(chunk, "label") == [1.5, {"x": None}, *[0] * 7]
+    assert (values(chunk, "prompt"), values(chunk, "label")) == (texts, [1.5, {"x": None}, *[0] * 7])
     assert values(chunk, "metadata") == [{"a": [1, 2.0]}, {}, *[None] * 5, "text", None]
     assert (faults(chunk), drops(chunk)) == ([], {})
 
@@ -78,14 +80,11 @@ def test_an_empty_prompt_is_dropped(name):
 
 def test_tools_go_to_the_template_and_into_the_metadata(name):
     rows: list[Any] = [
-        {"input": "a", "tools": [TOOL]},
-        {"input": "a", "tools": json.dumps([TOOL]), "metadata": {"k": 1}},
-        {"input": "a", "tools": [], "metadata": {}},
-        {"input": "a", "tools": None, "metadata": {"k": 1}},
+        {"input": "a", "tools": [TOOL]}, {"input": "a", "tools": json.dumps([TOOL]), "metadata": {"k": 1}},
+        {"input": "a", "tools": [], "metadata": {}}, {"input": "a", "tools": None, "metadata": {"k": 1}},
         {"input": "a", "tools": [TOOL], "metadata": {"tools": "old"}},
-        b'{"input": "a", "tools": [{"x": 1e999}], "metadata": { }}',
-        {"input": "a"},
-    ]
+        b'{"input": "a", "tools": [{"x": 1e999}], "metadata": { }}', {"input": "a"},
+    ]  # fmt: skip
     metadata = [
         {"tools": [TOOL]}, {"k": 1, "tools": [TOOL]}, {"tools": []}, {"k": 1}, {"tools": [TOOL]},
         {"tools": [{"x": float("inf")}]}, None,
@@ -112,8 +111,7 @@ def test_the_template_for_tools_serves_rows_with_tools_and_every_chat_has_the_va
     def prompts(**settings: Any) -> list[Any]:
         return values(run(chat_prompt(str(folder), **settings).open(), rows), "prompt")
 
-    assert prompts() == ["plain a", "tools 0", "tools 1"]
-    assert prompts(chat_template="default") == ["plain a"] * 3
+    assert (prompts(), prompts(chat_template="default")) == (["plain a", "tools 0", "tools 1"], ["plain a"] * 3)
     assert prompts(chat_template="{{ messages[0].role }}") == ["user"] * 3
     made = prompts(chat_template=variables, chat_template_kwargs=kwargs)
     assert made == ["{'b': [1], 'a': None}<|im_end|>PFalse"] * 3
@@ -126,8 +124,7 @@ def test_special_tokens_are_added_to_plain_text_only_if_asked_for(small_tokenize
 
     first = [token_ids(run(fn.open(), [{"input": "a"}]))[0][0] for fn in made]
 
-    assert [id == 0 for id in first] == [False, True, False]
-    assert first[2] == 1
+    assert ([id == 0 for id in first], first[2]) == ([False, True, False], 1)
 
 
 # PromptRowFn: the row as it is, unless its prompt is too long
@@ -148,10 +145,8 @@ def test_a_row_for_a_framework_is_kept_as_it_is_and_without_tokens_if_its_prompt
 
     short = [row for row, ids in zip(rows, token_ids(prompts), strict=True) if len(ids) <= limit]
     assert 0 < len(short) < len(rows)
-    assert values(chunk, "extra") == [*short, ROW]
-    assert token_ids(chunk) == [[]] * len(values(chunk, "extra"))
-    assert list(drops(chunk)) == ["max_length"]
-    assert faults(chunk) == [(12, "AD111"), (13, "AD110")]
+    assert (values(chunk, "extra"), token_ids(chunk)) == ([*short, ROW], [[]] * len(values(chunk, "extra")))
+    assert (list(drops(chunk)), faults(chunk)) == (["max_length"], [(12, "AD111"), (13, "AD110")])
 
 
 @pytest.mark.thorough
@@ -183,3 +178,248 @@ def test_text_and_ids_of_every_row_are_those_of_transformers(test_data, tokenize
         assert (chunk.num_samples, chunk.errors, chunk.drops) == (len(rows), [], [])
         assert values(chunk, "prompt") == expected
         assert token_ids(chunk) == theirs(expected, add_special_tokens=False)["input_ids"]
+
+
+SUM = {"prompt": "What is 2 + 3?"}
+LABEL: dict[str, Any] = {"prompt_key": "prompt", "label_key": "reward_model.ground_truth"}
+ONE_TURN = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+
+
+def test_the_label_of_rows_of_verl_is_read(tmp_path, small_tokenizer, test_data):
+    row = (test_data / "rows" / "nested_label.jsonl").read_text(encoding="utf-8").strip()
+    fn = PromptTokenizeFn(small_tokenizer, apply_chat_template=True, metadata_key="extra_info", **LABEL)
+
+    (sample,) = samples(tmp_path, fn, row)
+
+    assert (sample.label, sample.metadata) == ("5", {"index": "r1"})
+
+
+@pytest.mark.parametrize(("value", "num_workers"), [(5, 0), (None, 0), (["5"], 0), ({"a": 1.5}, 1), ("ä", 0)])
+def test_a_label_in_an_object_has_any_value_and_each_row_has_its_own(tmp_path, small_tokenizer, value, num_workers):
+    rows = [
+        f'{{"prompt": "a", "reward_model": {{"style": "rule", "ground_truth": {json.dumps(each)}}}}}'
+        for each in (value, 0)
+    ]
+    found = samples(tmp_path, PromptTokenizeFn(small_tokenizer, **LABEL), *rows, num_workers=num_workers)
+    beside = samples(tmp_path, PromptTokenizeFn(small_tokenizer, **LABEL), *rows, "{", bad_rows="skip")
+
+    assert [sample.label for sample in found] == [sample.label for sample in beside] == [value, 0]
+
+
+def test_a_key_that_has_the_dot_itself_comes_first(tmp_path, small_tokenizer):
+    inner = {"reward_model": {"ground_truth": "inner"}}
+    rows = [
+        {**SUM, **inner, "reward_model.ground_truth": "literal"}, {**SUM, "reward_model.ground_truth": 0},
+        {**SUM, **inner, "reward_model.ground_truth": None}, {**SUM, "reward_model.ground_truth": None},
+    ]  # fmt: skip
+
+    for beside in ([], ["{"]):  # all rows in one call, and each by itself
+        found = samples(tmp_path, PromptTokenizeFn(small_tokenizer, **LABEL), *rows, *beside, bad_rows="skip")
+        assert [sample.label for sample in found] == ["literal", 0, "inner", None]
+
+
+@pytest.mark.parametrize("outer", [{}, {"reward_model": "5"}, {"reward_model": None}, {"reward_model": {"style": 1}}])
+def test_a_row_without_the_key_is_bad(tmp_path, small_tokenizer, outer):
+    with pytest.raises(BadRowError, match="no key 'reward_model.ground_truth': the row has 'prompt'"):
+        samples(tmp_path, PromptTokenizeFn(small_tokenizer, **LABEL), {**SUM, **outer})
+
+
+def test_the_error_says_in_which_object_a_key_lies(tmp_path, small_tokenizer):
+    fn = PromptTokenizeFn(small_tokenizer, prompt_key="prompt", label_key="ground_truth")
+
+    with pytest.raises(BadRowError, match="set label_key='reward_model.ground_truth'"):
+        samples(tmp_path, fn, {**SUM, "reward_model": {"ground_truth": "5"}})
+
+
+def test_prompts_chats_metadata_and_tools_may_lie_in_objects_too(tmp_path, small_tokenizer):
+    """Also where a row is read leniently, as NaN makes it."""
+    row = {"in": {"prompt": "a", "chat": ONE_TURN, "of": {"it": {"n": 1}}}, "label": float("nan")}
+    prompts = PromptTokenizeFn(small_tokenizer, prompt_key="in.prompt", metadata_key="in.of.it")
+    chats = ChatTokenizeFn(small_tokenizer, messages_key="in.chat", metadata_key="in.of")
+
+    (prompt,), (chat,) = samples(tmp_path, prompts, row), samples(tmp_path, chats, row)
+
+    assert (prompt.prompt, prompt.metadata) == ("a", {"n": 1})
+    (same,) = samples(tmp_path, ChatTokenizeFn(small_tokenizer), {"messages": ONE_TURN})
+    assert (chat.tokens.tolist(), chat.labels.tolist()) == (same.tokens.tolist(), same.labels.tolist())
+    assert chat.metadata == {"it": {"n": 1}}
+
+
+def test_a_chat_may_have_a_label(tmp_path, small_tokenizer):
+    """As the rows of KTO have: what the answer is worth, which no token says."""
+    rows: list[dict[str, Any]] = [
+        {"prompt": "What?", "completion": " That.", "label": False},
+        {"prompt": ONE_TURN[:1], "completion": ONE_TURN[1:], "label": True},
+        {"prompt": "What?", "completion": " That."},
+    ]
+    fn = ChatTokenizeFn(small_tokenizer, label_key="label")
+
+    found = samples(tmp_path, fn, *rows[:2])
+
+    bare = samples(tmp_path, ChatTokenizeFn(small_tokenizer), *rows[:2])
+    assert [sample.label for sample in found] == [False, True]
+    assert [sample.label for sample in bare] == [None, None]
+    assert [sample.labels.tolist() for sample in found] == [sample.labels.tolist() for sample in bare]
+    with pytest.raises(BadRowError, match=r"rows.jsonl:2 .*no key 'label': the row has .*set label_key to"):
+        samples(tmp_path, fn, rows[0], rows[2])
+
+
+OURS = "tests.support.renderers:characters"
+CHAT = [
+    {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "?"},
+    {"role": "assistant", "content": "B"},
+]  # fmt: skip
+RENDERED = {"messages": CHAT, "tools": [{"name": "sum"}], "metadata": {"n": 1}, "answer": "B"}
+HI, A, ASKED, B = [2, 72, 105, END], [65, END], [2, 63, END], [66, END]
+
+
+@pytest.mark.parametrize(
+    ("more", "trained"),
+    [
+        ({}, A), ({"turn_flags": []}, [*A, *B]), ({"turn_flags": [], "train_on": "last_assistant"}, B),
+        ({"turn_flags": [], "arguments": {"offset": 1}}, [66, END, 67, END]),
+    ],
+)  # fmt: skip
+def test_what_the_renderer_generates_is_trained_as_far_as_the_row_is(tmp_path, small_tokenizer, more, trained):
+    row = RENDERED | {"messages": [*CHAT[:3], CHAT[3] | {"loss": False}]}
+    fn = RendererTokenizeFn(small_tokenizer, build=OURS, **more)
+    (sample,) = delivered(tmp_path, fn, row, num_workers=int("arguments" in more))
+    labels = sample.labels.tolist()
+    assert [label for label in labels if label != -100] == trained
+    assert all(label in (token, -100) for token, label in zip(sample.tokens.tolist(), labels, strict=True))
+    assert sample.metadata == {"n": 1}
+    if not more:
+        assert sample.tokens.tolist() == [103, *HI, 3, *A, *ASKED, 3, *B]
+
+
+def test_a_prompt_is_what_the_training_of_its_rollout_begins_with(tmp_path, small_tokenizer):
+    fn = RendererTokenizeFn(small_tokenizer, build=OURS, label_key="answer", train_on="none")
+    (prompt,) = delivered(tmp_path, fn, RENDERED | {"messages": CHAT[:3]})
+    (whole,) = delivered(tmp_path, RendererTokenizeFn(small_tokenizer, build=OURS), RENDERED)
+
+    assert [*prompt.tokens.tolist(), *B] == whole.tokens.tolist()
+    assert (prompt.prompt, prompt.label, prompt.labels) == (CHAT[:3], "B", None)
+    assert prompt.metadata == {"n": 1, "tools": RENDERED["tools"]}
+    with pytest.raises(ConfigError, match="AD416"):
+        delivered(tmp_path, fn, RENDERED, packing=SoftPacking(max_length=8))
+
+
+def test_an_end_that_only_a_next_message_would_give_is_added_and_trained(tmp_path, small_tokenizer):
+    fn = RendererTokenizeFn(small_tokenizer, build=OURS, arguments={"ends": False})
+    (sample,) = delivered(tmp_path, fn, RENDERED)
+
+    assert sample.labels.tolist()[-2:] == B
+
+
+def test_rows_are_dropped_or_bad_as_those_of_templates(tmp_path, small_tokenizer):
+    def statistics(fn: RendererTokenizeFn, *rows: dict[str, Any]) -> dict[str, int]:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, RENDERED]))
+        with DataLoader(str(path), tokenize_fn=fn, num_workers=0, epochs=1, batch_size=1, bad_rows="skip") as loader:
+            assert len(list(loader)) == 1
+            return dict(loader.statistics().dropped_total)
+
+    fn = RendererTokenizeFn(small_tokenizer, build=OURS, max_length=20)
+    long = {"messages": [CHAT[0], {"role": "assistant", "content": "long" * 9}]}
+    bad = {"messages": [{"role": "robot", "content": "no such role"}, CHAT[1]]}
+    assert statistics(fn, {"messages": CHAT[:1]}, long, bad, {"messages": [{"from": "user"}]}) == {
+        "no_trained_tokens": 1, "max_length": 1, "bad row AD421": 1, "bad row AD112": 1,
+    }  # fmt: skip
+    prompts = RendererTokenizeFn(small_tokenizer, build=OURS, train_on="none")
+    assert statistics(prompts, {"messages": []}) == {"empty_prompt": 1}
+
+
+def test_a_renderer_without_a_mask_is_named_with_what_renders_templates(tmp_path, small_tokenizer):
+    fn = RendererTokenizeFn(small_tokenizer, build="tests.support.renderers:maskless")
+    with pytest.raises(BadRowError, match=r"AD425 .* sampled_mask has 0 values, .*ChatTokenizeFn renders templates"):
+        delivered(tmp_path, fn, RENDERED)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"build": "tests.support.renderers:nothing"}, "AD420 cannot import"),
+        ({"build": OURS, "tokenizer_backend": "gigatoken"}, "the renderer tokenizes"),
+        ({"build": OURS, "arguments": {"one": {1}}}, "arguments must be JSON values"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_worker_starts(small_tokenizer, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        RendererTokenizeFn(small_tokenizer, **settings).resolve()
+
+
+def test_another_renderer_or_version_is_another_function(small_tokenizer, monkeypatch):
+    def prints(**more: Any) -> dict[str, str]:
+        return RendererTokenizeFn(small_tokenizer, build=OURS, **more).fingerprints()
+
+    one = prints()
+    assert prints() == one
+    assert prints(arguments={"offset": 1})["tokenize_fn"] != one["tokenize_fn"]
+    monkeypatch.setattr("tests.support.renderers.Characters.version", 2, raising=False)
+    assert prints() == one | {"template": f"{OURS} version 2"}
+
+
+def test_without_the_package_the_error_names_it(small_tokenizer, monkeypatch):
+    def gone(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", gone)
+    with pytest.raises(ConfigError, match="RendererTokenizeFn needs renderers .*pip install renderers"):
+        RendererTokenizeFn(small_tokenizer).resolve()
+
+
+SPECIAL = ("think", "/think", "tool_call", "/tool_call", "tool_response", "/tool_response")
+
+
+@pytest.fixture(scope="module")
+def qwen3(small_tokenizer, tmp_path_factory) -> tuple[Any, RendererTokenizeFn]:
+    """A renderer of the package, and ours around its like."""
+    renderers = pytest.importorskip("renderers", reason="the package renderers is not installed")
+    base = pytest.importorskip("renderers.base")
+    folder = tmp_path_factory.mktemp("qwen3")
+    shutil.copytree(small_tokenizer, folder, dirs_exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<{name}>" for name in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    made = renderers.create_renderer(base.load_tokenizer(str(folder)), renderers.Qwen3RendererConfig())
+    return made, RendererTokenizeFn(folder, arguments={"name": "qwen3"})
+
+
+def test_the_tokens_and_the_mask_are_those_that_prime_rl_trains(tmp_path, qwen3):
+    from renderers import build_training_sample
+
+    made, fn = qwen3
+    tools = [{"type": "function", "function": {"name": "sum", "description": "", "parameters": {"type": "object"}}}]
+    rows = [{"messages": CHAT}, {"messages": CHAT, "tools": tools}]
+    for sample, row in zip(delivered(tmp_path, fn, *rows), rows, strict=True):
+        theirs = build_training_sample(made, row["messages"], tools=row.get("tools"), ensure_final_stop=True)
+        labels = [token if one else -100 for token, one in zip(theirs.token_ids, theirs.loss_mask, strict=True)]
+        assert (sample.tokens.tolist(), sample.labels.tolist()) == (theirs.token_ids, labels)
+
+
+def test_a_rollout_of_two_turns_by_the_package_has_the_ids_that_are_trained(tmp_path, qwen3):
+    """The model's tokens are taken as they were sampled, and the next turn is bridged, as in a rollout."""
+    _, fn = qwen3
+    arguments = {"name": "qwen3", "enable_thinking": False}
+    made = made_by_renderers(fn.tokenizer, **arguments)
+    prompts = RendererTokenizeFn(fn.tokenizer, arguments=arguments, train_on="none")
+    (first,) = delivered(tmp_path, prompts, {"messages": CHAT[:1]})
+    (whole,) = delivered(tmp_path, RendererTokenizeFn(fn.tokenizer, arguments=arguments), {"messages": CHAT})
+    prompt, ids = first.tokens.tolist(), whole.tokens.tolist()
+    assert ids[: len(prompt)] == prompt
+
+    answer = ids[len(prompt) : ids.index(made.get_stop_token_ids()[0], len(prompt)) + 1]
+    assert whole.labels.tolist()[len(prompt) :][: len(answer)] == answer
+    bridged = made.bridge_to_next_turn(prompt, answer, CHAT[2:3]).token_ids
+    assert len(bridged) > len(prompt) + len(answer)
+    assert ids[: len(bridged)] == bridged
+
+
+def test_a_configuration_that_the_package_does_not_have_is_an_error(tmp_path, qwen3):
+    for arguments, words in (
+        ({"name": "qwen3", "enable_thoughts": True}, r"with the tokenizer in .*qwen3\.enable_thoughts: Extra inputs"),
+        ({"name": "glm-4.5"}, r"Special token '\[gMASK\]' not found"),
+    ):
+        fn = RendererTokenizeFn(qwen3[1].tokenizer, arguments=arguments)
+        with pytest.raises(WorkerError, match=words):
+            delivered(tmp_path, fn, RENDERED)

@@ -1,9 +1,8 @@
-"""A turn whose own flag says so is not trained, whatever makes the labels; it is counted, and said once."""
-
-from __future__ import annotations
+"""What a row says of itself: turns that are not trained, and variables of its template."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -14,9 +13,7 @@ from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTo
 from asyncdata.errors import BadRowError
 from asyncdata.workers.inline import InlineExecutor
 from tests.support.chats import END, GENERATION
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.unit.tokenization.trained import delivered as in_order
 
 FLAGS = ("loss", "train", "training", "trainable", "weight")
 NO, YES = f"Surely.{END}", f"No, 7 times 13.{END}"
@@ -55,11 +52,6 @@ def trained(sample: Any, name: Any) -> str:
     return Tokenizer.from_file(f"{name}/tokenizer.json").decode(labels, skip_special_tokens=False)
 
 
-def trained_of(folder: Path, fn: Any, row: dict[str, Any]) -> str:
-    (sample,), _, _ = delivered(folder, fn, row)
-    return trained(sample, fn.tokenizer)
-
-
 @pytest.fixture
 def rows(test_data) -> list[dict[str, Any]]:
     """One for each trainer's own flag."""
@@ -68,14 +60,10 @@ def rows(test_data) -> list[dict[str, Any]]:
 
 
 FORMS: dict[str, tuple[dict[str, Any], Any]] = {
-    "messages": ({}, dict),
-    "messages as text": ({}, lambda row: {"messages": json.dumps(row["messages"])}),
-    "generation blocks": ({"chat_template": GENERATION}, dict),
-    "ShareGPT": ({}, as_share_gpt),
+    "messages": ({}, dict), "messages as text": ({}, lambda row: {"messages": json.dumps(row["messages"])}),
+    "generation blocks": ({"chat_template": GENERATION}, dict), "ShareGPT": ({}, as_share_gpt),
     "ShareGPT by name": ({"dialect": "sharegpt"}, as_share_gpt),
-    "prompt and completion": (
-        {}, lambda row: {"prompt": row["messages"][:1], "completion": row["messages"][1:]},
-    ),
+    "prompt and completion": ({}, lambda row: {"prompt": row["messages"][:1], "completion": row["messages"][1:]}),
 }  # fmt: skip
 
 
@@ -123,9 +111,9 @@ def test_the_rest_of_a_chat_that_is_trained_whole_stays_trained(tmp_path, small_
     ],
 )
 def test_each_flag_says_yes_or_no(tmp_path, small_tokenizer, flag, value, is_trained):
-    fn = ChatTokenizeFn(small_tokenizer)
+    (sample,), _, _ = delivered(tmp_path, ChatTokenizeFn(small_tokenizer), answers({flag: value}))
 
-    assert trained_of(tmp_path, fn, answers({flag: value})) == NO * is_trained + YES
+    assert trained(sample, small_tokenizer) == NO * is_trained + YES
 
 
 def test_one_no_is_enough_and_a_turn_that_is_not_trained_anyway_may_say_so(tmp_path, small_tokenizer):
@@ -143,9 +131,8 @@ BAD = {
     "a half": (answers({}, {"weight": 0.5}), "'messages'[3]: 'weight' must be"),
     "a list": (answers({"train": []}), "'train' must be true, false, 1 or 0, got an array"),
     "a user": ({"messages": chat({"loss": True})}, "'messages'[0]: 'loss' says that the turn is trained, but it"),
-    "a tool": (
-        {"messages": [*chat(), {"role": "tool", "content": "1", "weight": 1}]}, "'messages'[4]: 'weight' says that",
-    ),
+    "a tool": ({"messages": [*chat(), {"role": "tool", "content": "1", "weight": 1}]},
+        "'messages'[4]: 'weight' says that"),
 }  # fmt: skip
 
 
@@ -260,3 +247,89 @@ def test_every_turn_is_counted_not_every_row(tmp_path, small_tokenizer, shuffle,
         )
 
     assert (counted, len(events)) == ({"turn_left_out": 40}, 1)
+
+
+TEMPLATE = """\
+{{- '<|im_start|>system\\n' + ('Think.' if enable_thinking else 'Answer.') + (custom_instructions or '') }}
+{%- if tools %}{{ tools | tojson }}{% endif %}{{ '<|im_end|>' }}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+ANSWERS = {key: [{"role": "assistant", "content": f"It is {key}."}] for key in ("chosen", "rejected")}
+QUESTION = [{"role": "user", "content": "What is it?"}]
+CHAT = {"messages": QUESTION + ANSWERS["chosen"]}
+PAIR = {"prompt": QUESTION, **ANSWERS}
+VARIABLES: list[Any] = [
+    {"enable_thinking": True}, {"enable_thinking": False},
+    {"enable_thinking": True, "custom_instructions": "Be a pirate.", "python_tools": None},
+    {"custom_instructions": 'Say "ä".'}, {}, None,
+]  # fmt: skip
+KINDS = pytest.mark.parametrize(("make", "row"), [(ChatTokenizeFn, CHAT), (PreferenceTokenizeFn, PAIR)])
+
+
+def samples(folder: Path, fn: Any, *rows: dict[str, Any]) -> list[tuple[Any, ...]]:
+    found = in_order(folder, fn, *rows)
+    return [(sample.tokens.tolist(), sample.labels.tolist(), sample.extra) for sample in found]
+
+
+@KINDS
+def test_a_row_with_variables_has_the_tokens_of_these_settings(tmp_path, small_tokenizer, make, row):
+    """Whatever rows stand beside it, also when the shape of its chat is known already; with tools as without."""
+    rows = [{**row, "chat_template_kwargs": variables} for variables in VARIABLES for _ in range(3)]
+    rows += [{**row, "tools": [{"name": "look"}], "chat_template_kwargs": VARIABLES[0]}]
+
+    found = samples(tmp_path, make(small_tokenizer, chat_template=TEMPLATE), *rows)
+
+    expected = []
+    for variables in VARIABLES:
+        fn = make(small_tokenizer, chat_template=TEMPLATE, chat_template_kwargs=variables or {})
+        expected += samples(tmp_path, fn, row, row, row)
+    fn = make(small_tokenizer, chat_template=TEMPLATE, chat_template_kwargs=VARIABLES[0])
+    assert found == expected + samples(tmp_path, fn, {**row, "tools": [{"name": "look"}]})
+    assert len({str(tokens) for tokens, *_ in found}) == 5
+
+
+@KINDS
+def test_variables_may_be_json_text_and_another_value_says_nothing(tmp_path, small_tokenizer, make, row):
+    fn, variables = make(small_tokenizer, chat_template=TEMPLATE), {"enable_thinking": True}
+    as_text, *others = [{**row, "chat_template_kwargs": each} for each in (json.dumps(variables), "a", [1], 7)]
+
+    found = samples(tmp_path, fn, as_text, *others)
+
+    assert found == samples(tmp_path, fn, {**row, "chat_template_kwargs": variables}, row, row, row)
+
+
+@KINDS
+def test_what_a_row_says_comes_before_the_setting(tmp_path, small_tokenizer, make, row):
+    fn = make(small_tokenizer, chat_template=TEMPLATE, chat_template_kwargs={"enable_thinking": True})
+    says_no = {**row, "chat_template_kwargs": {"enable_thinking": False}}
+
+    thinks, does_not = samples(tmp_path, fn, row, says_no)
+
+    assert thinks != does_not
+    assert [does_not] == samples(tmp_path, make(small_tokenizer, chat_template=TEMPLATE), row)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"messages": []}, "'chat_template_kwargs' has messages, which is no variable"),
+        ('{"add_generation_prompt": true}', "has add_generation_prompt, which is no variable"),
+    ],
+)
+def test_a_name_that_is_no_variable_is_a_bad_row(tmp_path, small_tokenizer, make, row, variables, reason):
+    fn = make(small_tokenizer, chat_template=TEMPLATE)
+
+    with pytest.raises(BadRowError, match="AD111") as caught:
+        samples(tmp_path, fn, row, {**row, "chat_template_kwargs": variables})
+
+    assert reason in str(caught.value)
+    assert caught.value.line == 2
+
+
+def test_a_text_that_no_template_renders_needs_none(tmp_path, small_tokenizer):
+    row = {"prompt": "a", "completion": " b"}
+
+    (found,) = samples(tmp_path, ChatTokenizeFn(small_tokenizer), {**row, "chat_template_kwargs": {"a": 1}})
+
+    assert [found] == samples(tmp_path, ChatTokenizeFn(small_tokenizer), row)

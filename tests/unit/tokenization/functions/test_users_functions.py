@@ -1,9 +1,8 @@
-"""A user's own function of rows, and one written for XTuner: how what it returns is read, and how a worker gets it."""
-
-from __future__ import annotations
+"""A user's own function of rows, and one written for XTuner: how what it returns is read, pictures too."""
 
 import collections
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asyncdata
-from asyncdata import ChatTokenizeFn, DataLoader
+from asyncdata import ChatTokenizeFn, Column, DataLoader
 from asyncdata.errors import BadRowError, ConfigError
 from asyncdata.tokenization import base
 from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, resolve_path, resolved
@@ -52,10 +51,8 @@ SAMPLES: dict[str, tuple[Any, list[int], dict[str, Any]]] = {
         {"input_ids": np.array([1, 2]), "prompt": "é", "label": None, "metadata": {"a": 1}, "n": [1.5]}, [1, 2],
         {"prompt": "é", "metadata": {"a": 1}, "extra": {"n": [1.5]}},
     ),
-    "infinity and lone surrogates": (
-        {"input_ids": [1], "prompt": "\ud800", "metadata": {"score": float("inf")}}, [1],
-        {"prompt": "\ud800", "metadata": {"score": float("inf")}},
-    ),
+    "infinity and lone surrogates": ({"input_ids": [1], "prompt": "\ud800", "metadata": {"score": float("inf")}}, [1],
+        {"prompt": "\ud800", "metadata": {"score": float("inf")}}),
     "no labels": ({"input_ids": [5, 6], "labels": None}, [5, 6], {}),
 }  # fmt: skip
 
@@ -78,15 +75,13 @@ def test_none_or_a_text_or_no_tokens_for_xtuner_drop_a_row():
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (5, "int; need a list of token ids"),
-    (b"12345678", "bytes; need a list of token ids"),
+    (5, "int; need a list of token ids"), (b"12345678", "bytes; need a list of token ids"),
     ({"ids": [1]}, "a dict without 'input_ids': it has ['ids']"),
     ({"input_ids": "text"}, "str; need a list of token ids"),
     ({"tokens": "text"}, "str; need a list of token ids, or a dict with 'input_ids'"),
     ([1, -2], "token id -2 is negative"),
     *(([wrong], f"input_ids has {wrong!r}; it is a flat list of whole numbers") for wrong in ([1], 1.0, "a")),
-    ([2**31], ""),
-    (np.array([[1]]), "input_ids has [1]; it is a flat list"),
+    ([2**31], ""), (np.array([[1]]), "input_ids has [1]; it is a flat list"),
     ({"input_ids": [1], "metadata": {"a": len}}, "a value of type builtin_function_or_method;"),
     ({"input_ids": [1, 2], "label": [-100, 2]}, "return labels of tokens as 'labels'"),
 ]  # fmt: skip
@@ -237,8 +232,7 @@ def test_a_batched_function_is_called_once_for_all_rows_and_again_for_each_if_it
     assert "ZeroDivisionError" in bad.errors[-1].reason
     assert faults(few) == [(0, "AD425"), (1, "AD425")]
     assert "returned 1 results for 2 rows" in few.errors[0].reason
-    assert run(function, []).num_rows == 0
-    assert calls == [2, 2, 1, 1, 2]
+    assert (run(function, []).num_rows, calls) == (0, [2, 2, 1, 1, 2])
 
 
 # Its way to a worker, and its fingerprint
@@ -250,7 +244,7 @@ class Description:
     def __init__(self, step: int = 1) -> None:
         self.step = step
 
-    def resolve(self) -> Description:
+    def resolve(self) -> "Description":
         return self
 
     def fingerprints(self) -> dict[str, str]:
@@ -324,9 +318,8 @@ REFUSED_FUNCTIONS: dict[str, tuple[Any, str]] = {
     "partial": (lambda: describe(functools.partial(lengths)), NOT_IMPORTABLE),
     "of the main module": (lambda: describe(in_main), NOT_IMPORTABLE),
     "a method": (lambda: describe([].append), NOT_IMPORTABLE),
-    "one that hides another": (
-        lambda: describe(functools.wraps(lengths)(lambda row: [1])), f"AD420 '{HERE}:lengths' cannot be imported",
-    ),
+    "one that hides another": (lambda: describe(functools.wraps(lengths)(lambda row: [1])),
+        f"AD420 '{HERE}:lengths' cannot be imported"),
     "a module": (lambda: resolve_path("json"), f"AD420 .*{NO_PATH}; write 'package.module:name'"),
     "no name": (lambda: resolve_path("json:"), f"AD420 .*{NO_PATH}"),
     "dots": (lambda: resolve_path("json.loads"), f"AD420 .*{NO_PATH}"),
@@ -334,9 +327,8 @@ REFUSED_FUNCTIONS: dict[str, tuple[Any, str]] = {
     "no module": (lambda: resolve_path("no.such.module:f"), "AD420 .*No module named 'no'"),
     "not in its module": (lambda: resolve_path("json:nothing"), "AD420 .*has no attribute 'nothing'"),
     "missing for xtuner": (lambda: XTunerTokenizeFn(f"{XTUNER_FNS}:missing").resolve(), "AD420 cannot import"),
-    "a dict for xtuner": (
-        lambda: XTunerTokenizeFn(dict).resolve(), "AD420 'builtins:dict' makes a dict, which lacks __call__ or hash",
-    ),
+    "a dict for xtuner": (lambda: XTunerTokenizeFn(dict).resolve(),
+        "AD420 'builtins:dict' makes a dict, which lacks __call__ or hash"),
     "a lambda for xtuner": (lambda: XTunerTokenizeFn(lambda: None).resolve(), "AD420 .* has no import path"),
     "arguments": (lambda: XTunerTokenizeFn(CHARACTERS, {"name": {1}}).resolve(), "arguments must be JSON values"),
     "a class that needs an argument": (lambda: resolved(Returns), NEEDS_AN_ARGUMENT),
@@ -401,3 +393,90 @@ def test_a_snapshot_of_a_function_that_gives_other_samples_is_refused(path, befo
         with pytest.raises(asyncdata.errors.SnapshotMismatchError, match=error):
             loader.load_state_dict(state)
             loader.get_next_batch(1)
+
+
+PROCESSOR = SimpleNamespace(patch_size=2, temporal_patch_size=2)
+VL = {
+    "input_ids": [1, 2], "labels": [-100, 2], "num_tokens": 2, "num_imgs": [1],
+    "pixel_values": np.ones((4, 24), np.float32), "image_grid_thw": np.array([[1, 2, 2]]), "num_img_tokens": [4],
+    "position_ids": np.arange(6).reshape(3, 1, 2),
+}  # fmt: skip
+
+
+class Pictures:
+    """With the attributes of XTuner's function for Qwen3-VL."""
+
+    img_context_token_id = 9
+
+    def __init__(self, result: dict[str, Any], processor: Any = PROCESSOR, **attributes: Any) -> None:
+        self.result = result
+        self.image_processor = processor
+        vars(self).update(attributes)
+
+    def hash(self) -> str:
+        return "pictures"
+
+    def __call__(self, item: dict[str, Any], media_root: str = "") -> dict[str, Any]:
+        return self.result | ({"root": media_root} if media_root else {})
+
+
+def sample_of(rows: Any, made: Any, **settings: Any) -> Any:
+    with DataLoader(rows, tokenize_fn=XTunerTokenizeFn(made, **settings), num_workers=0) as loader:
+        return loader.get_next_batch(1)[0]
+
+
+@pytest.fixture
+def rows(jsonl_file):
+    return jsonl_file([{"text": "a"}])
+
+
+def test_pictures_of_qwen_are_columns_and_positions_are_those_of_each_token(rows):
+    sample = sample_of(rows, Pictures(VL), media_root="media")
+
+    shapes = {name: (array.shape, array.dtype) for name, array in sample.columns.items()}
+    assert shapes == {
+        "pixel_values": ((4, 24), np.float32), "image_grid_thw": ((1, 3), np.int64), "num_img_tokens": ((1,), np.int64),
+        "mrope": ((2, 3), np.int64),
+    }  # fmt: skip
+    assert sample.columns["mrope"].tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert sample.extra == {"num_imgs": [1], "root": "media"}
+
+
+def test_a_text_among_them_has_positions_only(rows):
+    text = {name: VL[name] for name in ("input_ids", "labels", "position_ids", "num_tokens", "num_imgs")}
+    sample = sample_of(rows, Pictures(text | {"num_img_tokens": [0]}))
+
+    assert [name for name, array in sample.columns.items() if len(array)] == ["mrope"]
+    assert sample.extra == {"num_imgs": [1]}
+
+
+def test_tiles_of_internvl_are_columns_without_positions(rows):
+    tiles = {name: VL[name] for name in ("input_ids", "num_tokens", "num_img_tokens")}
+    made = Pictures(tiles | {"pixel_values": np.ones((2, 3, 4, 4))}, None, image_size=4)
+    columns = sample_of(rows, made).columns
+
+    assert (columns["pixel_values"].shape, set(columns)) == ((2, 3, 4, 4), {"pixel_values", "num_img_tokens"})
+
+
+def test_positions_are_no_column_where_the_function_makes_none_and_declared_columns_go_first(rows):
+    assert "mrope" not in sample_of(rows, Pictures(VL | {"position_ids": None}, enable_3d_rope=False)).columns.declared
+    own = (Column("weights", "float32"),)
+    made = Pictures({"input_ids": [1, 2], "weights": [0.5, 1]}, columns=own)
+    assert sample_of(rows, made, media_root="media").columns.declared == {"weights": own[0]}
+
+
+def test_what_the_pictures_depend_on_is_in_the_fingerprint():
+    larger = SimpleNamespace(patch_size=4, temporal_patch_size=2)
+    made = [
+        XTunerTokenizeFn(Pictures(VL)), XTunerTokenizeFn(Pictures(VL), media_root="a"),
+        XTunerTokenizeFn(Pictures(VL, larger)), XTunerTokenizeFn(Pictures(VL, enable_3d_rope=False)),
+    ]  # fmt: skip
+    assert len({fn.fingerprints()["tokenize_fn"] for fn in made}) == len(made)
+
+
+def test_pictures_of_another_size_are_bad_rows_and_a_root_is_a_path():
+    opened = XTunerTokenizeFn(Pictures(VL | {"pixel_values": np.ones((4, 25))})).open()
+    assert isinstance(opened, FunctionTokenizer)
+    assert faults(run(opened, [{}])) == [(0, "AD425")]
+    with pytest.raises(ConfigError, match="media_root is the path of a folder"):
+        XTunerTokenizeFn(Pictures(VL), media_root=1)

@@ -1,7 +1,5 @@
 """The fork server that a loader's constructor starts: it loads while the trainer imports, and ends when unused."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -49,7 +47,6 @@ def test_the_tokenize_function_is_loaded_before_the_first_call_and_only_once(pat
     with loader:
         assert ids(loader.get_next_batch(20)) == list(range(20))
         assert psutil.Process().children() == [server]
-
     assert len(list(starts.iterdir())) == 1
     assert not server.is_running()
 
@@ -58,7 +55,6 @@ def test_the_tokenize_function_is_loaded_before_the_first_call_and_only_once(pat
 def test_a_loader_that_never_starts_leaves_no_process_and_no_thread(path, progress, num_threads, is_closed):
     loader = DataLoader(path, tokenize_fn=row_id, num_workers=2, progress=progress)
     assert len(own_threads()) == num_threads
-
     if is_closed:
         loader.close()
         loader.close()
@@ -79,7 +75,6 @@ def test_a_loader_that_never_starts_leaves_no_process_and_no_thread(path, progre
 def test_a_constructor_that_fails_leaves_no_process_and_no_thread(path, source, function, knobs, error):
     with pytest.raises(error):
         DataLoader(path.parent / source, tokenize_fn=function, num_workers=2, **knobs)
-
     assert_nothing_is_left()
 
 
@@ -154,7 +149,6 @@ def test_what_a_program_did_before_or_the_lack_of_a_standard_descriptor_does_not
     code = PROGRAM.format(meddle=meddle, path=str(path), fn=ROW_ID, out=str(out), kills=bool(closed))
     shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
     done = subprocess.run(shell, capture_output=True, timeout=NEVER_S, check=True)
-
     assert out.read_text().startswith(told)
     assert "ulimit" not in out.read_text()
     assert closed or not done.stderr
@@ -183,7 +177,6 @@ def test_a_fork_server_that_does_not_read_its_message_is_killed(monkeypatch):
     (child,) = psutil.Process().children()
     child.suspend()
     server.tell(Opening("x" * 4_000_000))
-
     assert server.take() is None
     assert not child.is_running()
     server.close()

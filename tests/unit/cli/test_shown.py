@@ -1,19 +1,174 @@
-"""The text that ``inspect`` shows of a sample is the text of its tokens, and nothing in it can pass for a sign."""
+"""The rows and texts that commands show are those that a loader delivers, and nothing in them can pass for a sign."""
 
-from __future__ import annotations
-
+import gzip
 import json
 import re
 from itertools import groupby, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn
-from tests.support.parts import MaskedText, Piece, TokenTexts, Turn, Turns, lines_of, plain_text
+import asyncdata as ad
+from asyncdata.xtuner import XTunerPacking
+from tests.support.inner import change
+from tests.support.parts import MaskedText, OrderView, Piece, TokenTexts, Turn, Turns, lines_of, plain_text
+from tests.support.tokenize_fns import row_id
 from tests.unit.tokenization.trained import assistant, user, variant
+
+NUM_ROWS = 120
+ROWS = [{"id": number, "pad": "é" * (number % 37)} for number in range(NUM_ROWS)]
+ROW_ID = ("--tokenize-fn", "tests.support.tokenize_fns:row_id")
+TWO_THIRDS = ("--tokenize-fn", "tests.support.tokenize_fns:every_third_dropped")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def jsonl(folder):
+    """With a mark at its beginning, blank lines, carriage returns, and no end of its last line."""
+    lines = [json.dumps(row).encode() + b"\r" * (row["id"] % 2) + b"\n" * (1 + (row["id"] % 9 == 0)) for row in ROWS]
+    (folder / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + b"".join(lines).rstrip())
+    return str(folder / "rows.jsonl")
+
+
+def gzipped(folder):
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
+    return str(folder / "rows.jsonl.gz")
+
+
+def array(folder):
+    (folder / "rows.json").write_text(json.dumps(ROWS), encoding="utf-8")
+    return str(folder / "rows.json")
+
+
+def parquet(folder):
+    pyarrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    writer.write_table(pyarrow.Table.from_pylist(ROWS), folder / "rows.parquet", row_group_size=50)
+    return str(folder / "rows.parquet")
+
+
+def in_order(name, settings):
+    return "--loader", f"{name}={json.dumps(settings)}"
+
+
+WINDOWS: Any = (("--block-bytes", "512", "--window-blocks", "4"), ad.Shuffle(block_bytes=512, window_blocks=4))
+FULL: Any = (("--shuffle", "full"), "full")
+SLIMES, KEYED = {"method": "slime", "stop": 90}, {"method": "keyed", "part": "eval", "train_ratio": 0.7}
+ORDERS: dict[str, Any] = {
+    "lines in windows": (jsonl, *WINDOWS),
+    "lines in one window": (jsonl, (), True),
+    "lines as they lie": (jsonl, ("--no-shuffle", "--block-bytes", "700"), ad.Shuffle(enabled=False, block_bytes=700)),
+    "lines longer than blocks": (jsonl, ("--block-bytes", "16"), ad.Shuffle(block_bytes=16)),
+    "all lines": (jsonl, *FULL),
+    "lines in slime's order": (jsonl, in_order("shuffle", SLIMES), ad.RowShuffle(**SLIMES)),
+    "a part of the lines": (jsonl, in_order("shuffle", KEYED), ad.RowShuffle(**KEYED)),
+    "a gzip in windows": (gzipped, *WINDOWS),
+    "an array in windows": (array, *WINDOWS),
+    "all of an array": (array, *FULL),
+    "Parquet in windows": (parquet, *WINDOWS),
+    "all of Parquet": (parquet, *FULL),
+}
+
+
+def delivered(source, *, epochs=1, **knobs):
+    knobs = {"tokenize_fn": row_id, "num_workers": 0, "seed": 7, "timeout_s": 240, **knobs}
+    with ad.DataLoader(source, epochs=epochs, batch_size=1, collate_fn=list, **knobs) as loader:
+        batches = [sample for _ in range(epochs) for batch in loader for sample in batch]
+    return [piece.sample for pack in batches for piece in pack] if "packing" in knobs else batches
+
+
+def place_of(sample):
+    """As ``order`` prints it."""
+    source = sample.source
+    number = {"byte_offset": source.byte_offset, "line": source.line_number()}
+    place = number if source.row_number is None else {"row_number": source.row_number}
+    return {"position": str(sample.position), "path": source.path, "num_bytes": source.num_bytes, **place}
+
+
+@pytest.mark.parametrize(("write", "options", "shuffle"), ORDERS.values(), ids=ORDERS)
+def test_rows_are_shown_as_a_loader_delivers_them(here, run_json, write, options, shuffle):
+    path = write(here)
+    samples = delivered(path, epochs=2, shuffle=shuffle)
+    words = (path, "--seed", 7, *options)
+    lines = ["--lines"] if write is jsonl else []
+
+    found = [run_json("order", *words, "--num", 0, "--epoch", epoch, *lines) for epoch in (0, 1)]
+    assert sum(found, []) == [place_of(sample) for sample in samples]
+
+    # Any of them, in any order, by position, and by the place in the file.
+    some = [*samples[:: len(samples) // 4], samples[0]]
+    *rows, total = run_json("inspect", *words, *ROW_ID, *(f"--position={each.position}" for each in some))
+    assert [shown_row(row) for row in rows] == [(str(each.position), int(each.tokens[0])) for each in some]
+    assert total["total"]["num_samples"] == len(some)
+    of_epoch_0 = [each for each in some if each.position.epoch == 0]
+    *rows, _ = run_json("inspect", *words, *ROW_ID, *(f"--row={line_of(each)}" for each in of_epoch_0))
+    assert [shown_row(row) for row in rows] == [(str(each.position), int(each.tokens[0])) for each in of_epoch_0]
+
+    # One of the first epoch and one of a later one, by its number.
+    for number in (len(samples) // 2 - 1, len(samples) - 1):
+        (row,) = run_json("sample", *words, "--ordinal", number)
+        assert {name: row[name] for name in place_of(samples[number])} == place_of(samples[number])
+        assert json.loads(row["row"])["id"] == samples[number].tokens[0]
+
+
+def shown_row(row):
+    ((piece,),) = [text["pieces"] for text in row["texts"]]
+    return row["position"], int(piece["text"])
+
+
+def line_of(sample):
+    place = place_of(sample)
+    return f"{place['path']}:{place.get('line', place.get('row_number'))}"
+
+
+PACKS = [*in_order("packing", {"SoftPacking": {"max_length": 8}}), *in_order("plan_packs", True)]
+PACKS += [*in_order("batch_size", 1), *in_order("shuffle", {"method": "keyed"})]
+PACKED: dict[str, Any] = {"packing": ad.SoftPacking(max_length=8), "plan_packs": True, "shuffle": "full"}
+XTUNER = [*in_order("packing", {"XTunerPacking": {"max_length": 8, "seed": 5}}), *in_order("batch_size", 1)]
+PLANNED: dict[str, Any] = {
+    "only rows that yield a sample": (
+        in_order("shuffle", {"method": "keyed", "only_kept": True}),
+        {"shuffle": ad.RowShuffle(only_kept=True)},
+    ),
+    "planned packs": (PACKS, PACKED),
+    "planned packs of like length": (
+        [*PACKS, *in_order("length_grouping", {"window": 4})],
+        {**PACKED, "length_grouping": ad.LengthGrouping(window=4)},
+    ),
+    "XTuner's packs": ([*XTUNER, *in_order("shuffle", True)], {"packing": XTunerPacking(max_length=8, seed=5)}),
+}
+
+
+@pytest.mark.parametrize(("settings", "knobs"), PLANNED.values(), ids=PLANNED)
+def test_an_order_that_depends_on_samples_is_that_of_the_loader(here, run_json, settings, knobs):
+    path = jsonl(here)
+    samples = delivered(path, **{"tokenize_fn": TWO_THIRDS[1], **knobs})
+    found = run_json("order", path, "--seed", 7, *TWO_THIRDS, "--num", 0, *settings)
+    assert len(found) == NUM_ROWS * 2 // 3
+    assert [row["position"] for row in found] == [str(sample.position) for sample in samples]
+    assert [row["byte_offset"] for row in found] == [sample.source.byte_offset for sample in samples]
+
+
+@pytest.mark.parametrize("write", [array, parquet])
+def test_a_row_number_beyond_the_end_is_named(here, run_json, write):
+    path = write(here)
+    (found,) = run_json("inspect", path, *ROW_ID, "--row", NUM_ROWS, status=1)
+    assert f"there is no row at {path}:{NUM_ROWS}: " in found["error"]["message"]
+
+
+def test_a_row_index_that_a_run_has_made_is_used(here, run_json, monkeypatch):
+    path, cache = jsonl(here), {"folder": str(here / "kept")}
+    samples = delivered(path, shuffle="full", cache=cache)
+    change(monkeypatch, index_blocks=lambda *_: pytest.fail("the rows were counted again"))
+    (found,) = run_json("order", path, *FULL[0], "--seed", 7, "--num", 1, *in_order("cache", cache))
+    assert found["position"] == str(samples[0].position)
+
 
 GRIN = "\U0001f600"  # four bytes
 
@@ -24,15 +179,17 @@ def test_another_text_than_that_of_the_chat_and_a_tokenizer_without_a_template_h
     bare = variant(small_tokenizer, tmp_path / "no_template", config={"chat_template": None})
     chat = {"messages": [user("Is it far?"), assistant("No.")]}
     pair = {"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}
-    assert Turns(ChatTokenizeFn(small_tokenizer), ["messages"])(json.dumps(chat).encode(), "other") == []
-    assert Turns(PreferenceTokenizeFn(bare), ["prompt", "chosen"])(json.dumps(pair).encode(), "The sky is blue.") == []
+    assert Turns(ad.ChatTokenizeFn(small_tokenizer), ["messages"])(json.dumps(chat).encode(), "other") == []
+    assert (
+        Turns(ad.PreferenceTokenizeFn(bare), ["prompt", "chosen"])(json.dumps(pair).encode(), "The sky is blue.") == []
+    )
 
 
 @pytest.mark.thorough
 def test_what_is_shown_as_trained_is_what_a_loader_trains(test_data, run_json):
     data, tokenizer = test_data / "chat_sft" / "chat_sft.jsonl", test_data / "tokenizers" / "gpt2-bpe-50k"
-    fn = ChatTokenizeFn(str(tokenizer), max_length=900, overlong="truncate_left")
-    with DataLoader(str(data), tokenize_fn=fn, seed=3, num_workers=0) as loader:
+    fn = ad.ChatTokenizeFn(str(tokenizer), max_length=900, overlong="truncate_left")
+    with ad.DataLoader(str(data), tokenize_fn=fn, seed=3, num_workers=0) as loader:
         samples = {str(sample.position): sample for sample in loader.get_next_batch(40, timeout_s=240)}
     words = (data, "--seed", 3, "--tokenizer", tokenizer, "--max-length", 900, "--set", "overlong=truncate_left")
 
@@ -124,7 +281,7 @@ NAMED = [HALVES[0], *((name, name) for name in ("<|end|>", "<|a b|>")), ("<think
 PIECES = {
     "a character that is split over tokens is one piece": (ids_of(f"x{GRIN}y"), [], [("x", ""), (GRIN, ""), ("y", "")]),
     "of a character that is trained in part the bytes are shown": (ids_of(GRIN), [False, True], HALVES),
-    "a special token has its name and ends a character": (
+    "a special token has a name and ends a character": (
         [ids_of(GRIN)[0], *ids_of("<|end|><|a b|><think>")], [], NAMED
     ),
     "an id that is not known is its number": ([99_999], [], [("99999", "99999")]),
@@ -147,11 +304,15 @@ def test_the_texts_of_other_tokens_are_joined_as_the_tokenizer_joins_them(tokeni
     assert [piece.text for piece in pieces_of(tokenizer.encode(text).ids, tokenizer=tokenizer)] == wanted
 
 
-def test_text_that_looks_like_a_special_token_is_text():
+def test_text_that_looks_like_a_special_token_is_text_and_a_row_that_is_too_long_is_not_read(jsonl_file):
     tokenizer = byte_level()
     tokenizer.encode_special_tokens = True
     pieces = pieces_of(tokenizer.encode("<|end|>").ids, tokenizer=tokenizer)
     assert (text_of(pieces), {piece.name for piece in pieces}) == ("<|end|>", {""})
+    source = ad.JsonlSource(str(jsonl_file([{"id": 1}, {"id": 1, "text": "x" * 500}])), max_row_bytes=100)
+    short, long = OrderView(source, row_id, shuffle=False).rows()
+    assert (len(short.raw) > 0, long.raw) == (True, b"")
+    assert str(long.fault).startswith("AD108 ")
 
 
 SPECIAL = "<|end|>"
@@ -222,7 +383,7 @@ SHOWN = {
     ),
     "context that is short enough is whole": (plain(FIFTY[:5], context=5), "│ 01234"),
     "padding is counted": (plain([("a", True), *[("<pad>", False, "<pad>")] * 1200]), "│ ⟦a⟧⟨<pad> ×1,200⟩"),
-    "a special token with brackets in its name is shown by their numbers": (
+    "of a special token's name, brackets are shown by numbers": (
         plain([("x", False, "⟩\n")]), "│ ⟨U+27E9U+000A⟩"
     ),
     "a text without tokens has no lines": (plain([]), ""),
