@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from asyncdata import __version__
 from asyncdata.telemetry import recorder
-from tests.support.figures import Figure, record, recorded, table
+from tests.support.faults import Figure, record, recorded, table
 from tests.support.loading import NEVER_S, NUM_ROWS, write_rows
 
 # Set here, as the libraries look once, when they are imported. No test touches the network; a tokenizer has one thread.

@@ -13,9 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.benchmarks.framework import ROOT
-from tests.support.fault_proxy import FaultProxy, Faults
-from tests.support.http_server import HttpServer, Request, Response, ranged
-from tests.support.hub_server import HubServer
+from tests.support.servers import FaultProxy, Faults, HttpServer, HubServer, Request, Response, ranged
 from tests.support.stores import BUCKET, s3
 
 

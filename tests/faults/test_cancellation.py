@@ -14,12 +14,10 @@ import pytest
 
 from asyncdata import AsyncDataLoader, Cache, DataLoader, SoftPacking
 from asyncdata.errors import LoaderClosedError
-from tests.support.combinations import each_value
-from tests.support.faults import num_rounds, until
-from tests.support.figures import record
-from tests.support.loading import NEVER_S, SHUFFLE
+from tests.support.examples import each_value
+from tests.support.faults import num_rounds, record, until
+from tests.support.loading import NEVER_S, SHUFFLE, id_and_text
 from tests.support.parts import no_op
-from tests.support.tokenize_fns import id_and_text
 
 if TYPE_CHECKING:
     Call = Callable[[], Coroutine[Any, Any, Any]]

@@ -15,8 +15,7 @@ import pytest
 
 from asyncdata.telemetry.reader import read
 from tests.faults.support.ends import METHODS
-from tests.support.faults import Program
-from tests.support.figures import record
+from tests.support.faults import Program, record
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.ranks import lengths, write
 from tests.support.stores import HttpHost

@@ -23,15 +23,11 @@ import pytest
 from asyncdata import Cache, DataLoader, HuggingFaceSource, JsonlSource
 from asyncdata.errors import EndOfData, SourceError
 from tests.faults.support.streaming import SHUFFLE, entry
-from tests.support.combinations import each_value
-from tests.support.fault_proxy import SPOILED, STATUSES, FaultProxy, Faults
-from tests.support.faults import num_rounds
-from tests.support.figures import record
-from tests.support.http_server import HttpServer, Request, Response, ranged
-from tests.support.loading import NEVER_S, ids
-from tests.support.sources import KINDS, make_rows
-from tests.support.streams import frames, jsonl, members
-from tests.support.tokenize_fns import id_and_text, row_id
+from tests.support.examples import each_value
+from tests.support.faults import num_rounds, record
+from tests.support.loading import NEVER_S, id_and_text, ids, row_id
+from tests.support.servers import SPOILED, STATUSES, FaultProxy, Faults, HttpServer, Request, Response, ranged
+from tests.support.sources import KINDS, frames, jsonl, make_rows, members
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 

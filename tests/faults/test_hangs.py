@@ -15,12 +15,10 @@ from structlog.testing import capture_logs
 
 from asyncdata import DataLoader, IterableSource, Limits, RowShuffle
 from asyncdata.errors import BadRowError, PrefetchTimeoutError, WorkerError
-from tests.support.combinations import each_value
-from tests.support.faults import until
-from tests.support.figures import record
-from tests.support.inner import change
-from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
-from tests.support.tokenize_fns import hangs_on_13, is_starved_on_13, row_id
+from tests.support.examples import each_value
+from tests.support.faults import record, until
+from tests.support.loading import NEVER_S, SHUFFLE, hangs_on_13, ids, is_starved_on_13, order_of, row_id, write_rows
+from tests.support.parts import change
 from tests.support.worker_fns import RunsShort
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults]

@@ -18,11 +18,10 @@ from asyncdata import ChatTokenizeFn, DataLoader, HuggingFaceSource, Limits, Pro
 from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import AsyncDataError, BadRowError, ConfigError, EndOfData, NoSamplesError, SnapshotError
 from tests.faults.support.damage import Malicious
-from tests.support.combinations import each_value
+from tests.support.examples import each_value
 from tests.support.faults import num_rounds
-from tests.support.loading import NEVER_S, write_rows
+from tests.support.loading import NEVER_S, id_and_text, write_rows
 from tests.support.parts import SCHEMA, make_environment
-from tests.support.tokenize_fns import id_and_text
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -14,10 +14,8 @@ import pytest
 from asyncdata import DataLoader
 from asyncdata.errors import PrefetchTimeoutError
 from tests.faults.support.streaming import SHUFFLE, entry
-from tests.support.faults import Program, num_rounds
-from tests.support.figures import record
-from tests.support.loading import NEVER_S, order_of
-from tests.support.tokenize_fns import id_and_text
+from tests.support.faults import Program, num_rounds, record
+from tests.support.loading import NEVER_S, id_and_text, order_of
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
 

@@ -15,12 +15,10 @@ import pytest
 
 from asyncdata import DataLoader, Limits, Mix, Part
 from tests.faults.support.streaming import PACKS, Log, delivered, entry, num_lines, read_log, with_media
-from tests.support.faults import Program, num_rounds, until
-from tests.support.figures import record
-from tests.support.inner import change
-from tests.support.loading import NEVER_S, SHUFFLE, order_of, write_rows
-from tests.support.streams import frames, write
-from tests.support.tokenize_fns import id_and_text
+from tests.support.faults import Program, num_rounds, record, until
+from tests.support.loading import NEVER_S, SHUFFLE, id_and_text, order_of, write_rows
+from tests.support.parts import change
+from tests.support.sources import frames, write
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -291,7 +289,7 @@ def test_killed_at_random_instants_nothing_is_lost_repeated_or_reordered(tmp_pat
 
 KILLS = num_rounds(quick=1, full=12)
 """For each of the things that workers may be doing."""
-ROW_ID = "tests.support.tokenize_fns:row_id"
+ROW_ID = "tests.support.loading:row_id"
 WAITS = "tests.support.worker_fns:waits"
 BUSY = {
     "idle": ROW_ID,

@@ -16,17 +16,13 @@ import pytest
 from asyncdata import DataLoader, Mix, Part, Ranks, RowShuffle, Shuffle
 from asyncdata.order.order import ROWS_PER_WINDOW
 from tests.faults.support.trainers import WAYS, possessions
-from tests.support.delays import delayed
-from tests.support.exchanges import Meeting
-from tests.support.faces import FACES
-from tests.support.faults import Program, num_rounds, until
-from tests.support.figures import record
-from tests.support.inner import change
-from tests.support.loaders import make, slots_in_use
-from tests.support.loading import NEVER_S, ids
+from tests.support.faults import Program, delayed, num_rounds, record, until
+from tests.support.loaders import FACES, make, slots_in_use
+from tests.support.loading import NEVER_S, ids, row_id
+from tests.support.parts import change
+from tests.support.ranks import Meeting
 from tests.support.slime_source import args_for
 from tests.support.sources import KINDS
-from tests.support.tokenize_fns import row_id
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(0)]
 
@@ -43,7 +39,7 @@ RESTART_KINDS: dict[str, dict[str, Any]] = {
     "ranks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
 }
 RESTART_WAYS = ["loop", "set_epoch", "load_state_dict", "exclude", "reopen"]
-TOKENIZE = "tests.support.tokenize_fns:row_id"
+TOKENIZE = "tests.support.loading:row_id"
 
 
 def source_of_kind(kind: str, folder: Path) -> Any:

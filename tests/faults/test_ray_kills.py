@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from asyncdata import DataLoader, RayExecutor
-from tests.support.faults import Program, num_rounds
-from tests.support.figures import record
-from tests.support.loading import SHUFFLE, ids, order_of
+from tests.support.faults import Program, num_rounds, record
+from tests.support.loading import SHUFFLE, id_and_text, ids, order_of
 from tests.support.ray_cluster import two_nodes
-from tests.support.tokenize_fns import id_and_text
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(1200)]

@@ -10,11 +10,9 @@ import pytest
 
 from asyncdata import Cache, DataLoader, IterableSource, Mix, Outcomes, Part, PassRate, RowShuffle, SoftPacking
 from asyncdata.errors import AsyncDataError
-from tests.support.inner import change
-from tests.support.loading import NEVER_S, SHUFFLE, write_rows
-from tests.support.parts import resolve_path
-from tests.support.planned_media import two_phases
-from tests.support.tokenize_fns import row_id
+from tests.support.column_fns import two_phases
+from tests.support.loading import NEVER_S, SHUFFLE, row_id, write_rows
+from tests.support.parts import change, resolve_path
 
 READ_AHEAD = "asyncdata.read_ahead"
 REPLY_TO_THE_INDEX = f"{READ_AHEAD}.indexer:Indexer._take"

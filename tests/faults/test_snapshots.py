@@ -22,13 +22,10 @@ from asyncdata.integrations.slime import checkpoint, torch_data
 from asyncdata.integrations.slime.rollout_ledger import Entry
 from tests.faults.support import damage
 from tests.faults.support.streaming import entry
-from tests.support.combinations import each_value
-from tests.support.faults import Program, num_rounds
-from tests.support.figures import record
-from tests.support.inner import change
-from tests.support.loading import NEVER_S
-from tests.support.parts import Moment, Numbering, Snapshot
-from tests.support.tokenize_fns import in_batches
+from tests.support.examples import each_value
+from tests.support.faults import Program, num_rounds, record
+from tests.support.loading import NEVER_S, in_batches
+from tests.support.parts import Moment, Numbering, Snapshot, change
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough, pytest.mark.timeout(0)]
 

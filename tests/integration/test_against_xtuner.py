@@ -12,11 +12,10 @@ import pytest
 from asyncdata import Cache, DataLoader, Document, LengthGrouping, Ranks, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
 from asyncdata.xtuner import PresetPacking, XTunerCollator, XTunerPacking, XTunerTokenizeFn
-from tests.support.combinations import each_pair, each_value
+from tests.support.examples import each_pair, each_value
 from tests.support.packing_quality import LAWS, SEEDS, Costs, balance, fill, ours_ordered, xtuners_ordered
 from tests.support.packing_quality import costs_of as quality_costs_of
-from tests.support.peers.checkouts import folder_of, module_of
-from tests.support.peers.records import cases_of, digest, plain
+from tests.support.peers.records import cases_of, digest, folder_of, module_of, plain
 from tests.support.peers.xtuner import (
     batch_of,
     costs_of,
@@ -28,8 +27,7 @@ from tests.support.peers.xtuner import (
     shown,
     stable_sorts,
 )
-from tests.support.xtuner_fns import Pictured, write_pictured
-from tests.support.xtuner_pictures import chat_of, draw
+from tests.support.xtuner_fns import Pictured, chat_of, draw, write_pictured
 
 PACKS = cases_of("xtuner_packs")
 
@@ -106,7 +104,7 @@ def test_batches_with_pictures_are_xtuners(tmp_path, case):
     expected = case.delivered(tmp_path)
     collate = XTunerCollator(**settings, shift="pack", truncate_packs=True, output="tensors")
     ours = "QwenPictures" if family == "qwen3_vl" else "InternTiles"
-    functions = [f"tests.support.xtuner_pictures:{ours}"]
+    functions = [f"tests.support.xtuner_fns:{ours}"]
     if family == "qwen3_vl" and folder_of("xtuner"):
         functions.append(pictures_function())
     for function in functions:

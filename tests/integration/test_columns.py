@@ -27,12 +27,11 @@ from asyncdata import (
 )
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, SnapshotMismatchError
 from asyncdata.xtuner import XTunerTokenizeFn
-from tests.support.columned import COLUMNS, columned, plain, values_of
+from tests.support.column_fns import COLUMNS, columned, plain, values_of
 from tests.support.loaders import make as make_loader
 from tests.support.loading import SHUFFLE, ids, order_of, write_rows
-from tests.support.peers.babilong import RESERVE
 from tests.support.peers.records import cases_of
-from tests.support.peers.rollouts import TOKENIZER
+from tests.support.peers.rollouts import RESERVE, TOKENIZER
 
 NUM_ROWS = 90
 NUM_SAMPLES = 150  # into the second epoch

@@ -19,12 +19,22 @@ from asyncdata import DataLoader, JsonlSource, ParquetSource, RowFn, RowShuffle
 from asyncdata.errors import BadRowError, EndOfData, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support import loaders
 from tests.support.faults import until
-from tests.support.inner import change
 from tests.support.loaders import make, resumed
-from tests.support.loading import NEVER_S, SHUFFLE, ids
-from tests.support.sources import KINDS, Kind, make_rows
-from tests.support.streams import ListStream, frames, jsonl, members, rows_of, stream_order_of, windows_of, write
-from tests.support.tokenize_fns import fails_on_13, id_and_text, row_id
+from tests.support.loading import NEVER_S, SHUFFLE, fails_on_13, id_and_text, ids, row_id
+from tests.support.parts import change
+from tests.support.sources import (
+    KINDS,
+    Kind,
+    ListStream,
+    frames,
+    jsonl,
+    make_rows,
+    members,
+    rows_of,
+    stream_order_of,
+    windows_of,
+    write,
+)
 
 NUM_ROWS = 203
 SHUFFLES: dict[str, Any] = {"in windows": SHUFFLE, "as they lie": False, "all rows": "full"}

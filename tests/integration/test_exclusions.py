@@ -22,10 +22,9 @@ from asyncdata import (
 )
 from asyncdata.errors import ConfigError, NoSamplesError, PrefetchTimeoutError
 from tests.support.loaders import gated, make, resumed
-from tests.support.loading import NUM_ROWS, ids, write_rows
+from tests.support.loading import NUM_ROWS, fails_on_13, id_and_text, ids, row_id, waits_for_a_file, write_rows
 from tests.support.pages import run_command
 from tests.support.sources import KINDS, make_rows
-from tests.support.tokenize_fns import fails_on_13, id_and_text, row_id, waits_for_a_file
 
 
 def test_what_comes_next_ends_before_a_bad_row_which_is_raised_where_it_is_delivered(tmp_path):

@@ -29,11 +29,8 @@ from asyncdata.loader import background_proof, proving
 from asyncdata.tokenization.encoders import equivalence_sweep, fast_backends
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from asyncdata.tokenization.encoders.text_encoder import choose
-from tests.support.backends import FEW, Fake, install, shorten
-from tests.support.combinations import each_value
+from tests.support.examples import each_value
 from tests.support.faults import until
-from tests.support.function_kinds import KINDS, Kind
-from tests.support.inner import change, real
 from tests.support.parts import (
     SWITCH,
     GrowingProof,
@@ -45,13 +42,16 @@ from tests.support.parts import (
     answered,
     ask_for,
     asked_for,
+    change,
     lengths_of,
     load_backend,
     num_points,
     points_of,
+    real,
     subject_of,
     version_of,
 )
+from tests.support.tokenizers import FEW, KINDS, Fake, Kind, install, shorten
 from tests.unit.tokenization import outcomes, run
 
 ROWS_PER_REQUEST = 256
@@ -154,7 +154,7 @@ import os, sys
 sys.path[:] = sys.argv[2:]
 from asyncdata import PromptTokenizeFn
 from asyncdata.loader.background_proof import Prover
-from tests.support.inner import change, real
+from tests.support.parts import change, real
 prover = Prover(PromptTokenizeFn(sys.argv[1]).resolve())
 prover.start()
 while prover._process is None:

@@ -24,12 +24,11 @@ from asyncdata import (
     SoftPacking,
 )
 from asyncdata.errors import ConfigError, NoSamplesError, SnapshotMismatchError, SourceChangedError, SourceError
-from tests.support.combinations import each_value
+from tests.support.examples import each_value
 from tests.support.faults import until
 from tests.support.loaders import make
-from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of
+from tests.support.loading import NEVER_S, SHUFFLE, all_dropped, ids, order_of, row_id
 from tests.support.stores import HttpHost
-from tests.support.tokenize_fns import all_dropped, row_id
 
 
 def append(path, first, number, tail=""):

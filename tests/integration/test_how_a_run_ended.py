@@ -17,15 +17,13 @@ from structlog.testing import capture_logs
 from asyncdata import AsyncDataLoader, BadRows, DataLoader, Mix, Part, RowShuffle, SoftPacking, Telemetry
 from asyncdata.errors import BadRowError, EndOfData, PrefetchTimeoutError
 from asyncdata.telemetry.reader import read
-from tests.support.html_page import read_page
-from tests.support.inner import change
 from tests.support.loaders import gated, make, state_after
-from tests.support.loading import NEVER_S, line_of, write_rows
-from tests.support.parts import main
+from tests.support.loading import NEVER_S, drops_marked, fails_on_13, line_of, row_id, waits_for_a_file, write_rows
+from tests.support.pages import read_page
+from tests.support.parts import change, main
 from tests.support.ranks import make as numbered_rows
 from tests.support.ranks import write
-from tests.support.report_pages import page_of
-from tests.support.tokenize_fns import drops_marked, fails_on_13, row_id, waits_for_a_file
+from tests.support.telemetry_files import page_of
 
 BAD_ROW = "An error ended the run. BadRowError: AD421 "
 
@@ -434,7 +432,7 @@ def test_parquet_files_are_named_with_the_number_of_a_row(tmp_path):
 @pytest.mark.thorough
 def test_inspect_and_the_report_say_it(good, dropped, tmp_path, capsys):
     paths, page = [str(good), str(dropped)], tmp_path / "page.html"
-    assert main(["inspect", *paths, "--tokenize-fn", "tests.support.tokenize_fns:drops_marked", "--num", "0"]) == 0
+    assert main(["inspect", *paths, "--tokenize-fn", "tests.support.loading:drops_marked", "--num", "0"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("dropped in mass")]
     assert f"150 of 150 rows of {dropped}: marked, such as {dropped}:" in line
     warnings_of(paths, telemetry=tmp_path / "run")

@@ -23,13 +23,10 @@ from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import ConfigError, EndOfData, LoaderClosedError, NoSamplesError, TooManyBadRowsError, WorkerError
 from asyncdata.read_ahead.source import ReadAhead
 from tests.support import worker_fns
-from tests.support.closing import is_alive, service_of
-from tests.support.faces import FACES
 from tests.support.faults import until
-from tests.support.loaders import bad_row_at, gated
+from tests.support.loaders import FACES, bad_row_at, gated, is_alive, service_of
 from tests.support.loaders import make as open_loader
-from tests.support.loading import NEVER_S, NUM_ROWS, ids, line_of, order_of, write_rows
-from tests.support.tokenize_fns import fails_on_13, waits_for_a_file
+from tests.support.loading import NEVER_S, NUM_ROWS, fails_on_13, ids, line_of, order_of, waits_for_a_file, write_rows
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

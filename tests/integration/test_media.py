@@ -27,8 +27,8 @@ from asyncdata import (
     SoftPacking,
 )
 from asyncdata.errors import BadRowError, ConfigError, SourceChangedError, TooManyBadRowsError
+from tests.support.column_fns import NumberedMedia, media_of, two_phases, without_load, write_rows
 from tests.support.faults import until
-from tests.support.planned_media import NumberedMedia, media_of, two_phases, without_load, write_rows
 
 
 def row_of(sample):

@@ -19,17 +19,9 @@ from asyncdata.errors import (
     TooManyBadRowsError,
 )
 from tests.support.faults import until
-from tests.support.inner import change, real
 from tests.support.loaders import is_wanted, path_waited_for, rows_of_parts
-from tests.support.parts import Scan
-from tests.support.tokenize_fns import (
-    all_dropped,
-    every_third_dropped,
-    fails_on_13,
-    id_and_text,
-    row_id,
-    waits_for_a_file,
-)
+from tests.support.loading import all_dropped, every_third_dropped, fails_on_13, id_and_text, row_id, waits_for_a_file
+from tests.support.parts import Scan, change, real
 
 SIZES = {"code": 61, "math": 97, "chat": 23}
 WEIGHTS = {"code": 3, "math": 5, "chat": 2}

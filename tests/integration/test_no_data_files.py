@@ -23,14 +23,13 @@ from asyncdata import BadRows, Cache, DataLoader, JsonArraySource, JsonlSource, 
 from asyncdata.errors import AsyncDataError, ConfigError, SnapshotError, SourceError
 from asyncdata.integrations.slime import torch_data
 from asyncdata.telemetry.reader import read
-from tests.support.bad_inputs import GOOD, prompts, with_bad
-from tests.support.combinations import each_value
-from tests.support.hub_server import HubServer
-from tests.support.loaders import make, resumed
+from tests.support.examples import each_value
+from tests.support.loaders import GOOD, make, prompts, resumed, with_bad
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
 from tests.support.parts import mix_of_file
+from tests.support.servers import HubServer
+from tests.support.sources import jsonl
 from tests.support.stores import s3
-from tests.support.streams import jsonl
 
 ROWS = jsonl({"id": i} for i in range(40))
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 146946961\n"

@@ -17,16 +17,12 @@ from structlog.testing import capture_logs
 from asyncdata import BadRows, Cache, DataLoader, JsonArraySource, JsonlSource, Mix, ParquetSource, Shuffle
 from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support import loaders
-from tests.support.fault_proxy import FaultProxy, Faults
-from tests.support.http_server import byte_range
-from tests.support.hub_server import HubServer
-from tests.support.inner import change
-from tests.support.loading import NEVER_S, ids
-from tests.support.parts import Redirects, StoreError
-from tests.support.reading_rows import rows_of
+from tests.support.loaders import rows_of
+from tests.support.loading import NEVER_S, id_and_text, ids, row_id
+from tests.support.parts import Redirects, StoreError, change
+from tests.support.servers import FaultProxy, Faults, HubServer, byte_range
+from tests.support.sources import jsonl
 from tests.support.stores import BUCKET, FAST, SECRET, Answer, HttpHost, http_host, jsonl_of, s3
-from tests.support.streams import jsonl
-from tests.support.tokenize_fns import id_and_text, row_id
 
 pytest.importorskip("obstore")
 

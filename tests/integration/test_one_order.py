@@ -19,13 +19,21 @@ from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle
 from asyncdata.errors import BadRowError, EndOfData
 from asyncdata.loader import autotune as tuners
 from tests.support import loaders
-from tests.support.combinations import each_value
-from tests.support.faces import FACES
-from tests.support.figures import record
-from tests.support.inner import change, real
-from tests.support.loading import NEVER_S, SHUFFLE, ids, order_of, write_rows
-from tests.support.parts import Crashed, InlineExecutor, Promise, Scan
-from tests.support.tokenize_fns import every_third_dropped, fails_on_13, id_and_text, row_id
+from tests.support.examples import each_value
+from tests.support.faults import record
+from tests.support.loaders import FACES
+from tests.support.loading import (
+    NEVER_S,
+    SHUFFLE,
+    every_third_dropped,
+    fails_on_13,
+    id_and_text,
+    ids,
+    order_of,
+    row_id,
+    write_rows,
+)
+from tests.support.parts import Crashed, InlineExecutor, Promise, Scan, change, real
 
 NUM_ROWS = 500
 NUM_EPOCHS = 2

@@ -18,10 +18,10 @@ from tests.integration.test_object_stores import (
     on_google,
     on_s3,
 )
-from tests.support.combinations import each_pair
-from tests.support.hub_server import HubServer
+from tests.support.examples import each_pair
 from tests.support.parquet_files import write
 from tests.support.ray_cluster import RayNodes
+from tests.support.servers import HubServer
 from tests.support.stores import SECRET
 
 Place = Callable[[Path, str, bytes], JsonlSource]

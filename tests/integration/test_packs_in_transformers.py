@@ -20,9 +20,9 @@ from asyncdata import (
     SoftPacking,
 )
 from asyncdata.errors import ConfigError
-from tests.support.combinations import each_value
+from tests.support.examples import each_value
+from tests.support.media import PATCH, draw, processor_of, save_processor
 from tests.support.parts import to_torch
-from tests.support.pictures import PATCH, draw, processor_of, save_processor
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -19,10 +19,20 @@ import pytest
 from asyncdata import BadRows, ChatTokenizeFn, DataLoader, IterableSource, ParquetSource, Processor, PromptTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.telemetry.reader import read
-from tests.support.html_page import read_page
-from tests.support.media_chats import ANSWER, asks, assert_only_some_are_bad, damaged, loaded, loader_of, written
+from tests.support.media import (
+    ANSWER,
+    asks,
+    assert_only_some_are_bad,
+    damaged,
+    draw,
+    loaded,
+    loader_of,
+    processor_of,
+    save_processor,
+    written,
+)
+from tests.support.pages import read_page
 from tests.support.parts import main
-from tests.support.pictures import draw, processor_of, save_processor
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")

@@ -15,12 +15,11 @@ from asyncdata import HardPacking, LengthGrouping, Mix, Part, RowShuffle, Shuffl
 from asyncdata import Ranks as DataRanks
 from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, PrefetchTimeoutError
 from asyncdata.xtuner import XTunerPacking
-from tests.support import planned_media
-from tests.support.inner import change
+from tests.support import column_fns
+from tests.support.column_fns import NumberedMedia
 from tests.support.loaders import make as make_loader
-from tests.support.loading import NEVER_S, write_rows
-from tests.support.planned_fns import kills, logged, numbered, tokens_of, with_one_more
-from tests.support.planned_media import NumberedMedia
+from tests.support.loading import NEVER_S, kills, logged, numbered, tokens_of, with_one_more, write_rows
+from tests.support.parts import change
 from tests.support.ranks import Batch, Ranks, Step, make
 
 Knobs = dict[str, Any]
@@ -285,7 +284,7 @@ def text(row):
 def data(tmp_path):
     for name, number in SIZES.items():
         write_rows(tmp_path / f"{name}.jsonl", number)
-        planned_media.write_rows(tmp_path / f"{name}.media.jsonl", num_rows=number)
+        column_fns.write_rows(tmp_path / f"{name}.media.jsonl", num_rows=number)
     return tmp_path
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from asyncdata import BadRows, ChatTokenizeFn, DataLoader, Mix, Part, PreferenceTokenizeFn, PromptTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError
 from tests.support.chat_templates import CHATML_WITH_TOOLS
-from tests.support.combinations import each_value
+from tests.support.examples import each_value
 from tests.support.loaders import make
 from tests.support.pages import blocks_of, run_block
 from tests.support.parts import main

@@ -23,11 +23,19 @@ from asyncdata import (
     SoftPacking,
 )
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, PrefetchTimeoutError, SourceError
-from tests.support.columned import columned
+from tests.support.column_fns import columned
 from tests.support.faults import until
-from tests.support.loading import SHUFFLE, ids, write_rows
+from tests.support.loading import (
+    SHUFFLE,
+    every_third_dropped,
+    fails_on_13,
+    hangs_on_13,
+    id_and_text,
+    ids,
+    row_id,
+    write_rows,
+)
 from tests.support.ray_cluster import RayNodes, two_nodes
-from tests.support.tokenize_fns import every_third_dropped, fails_on_13, hangs_on_13, id_and_text, row_id
 from tests.support.worker_fns import as_told, tells_who
 
 pytest.importorskip("ray")

@@ -6,9 +6,8 @@ import pytest
 
 from asyncdata import BadRows, Processor
 from asyncdata.errors import BadRowError, ConfigError
-from tests.support.http_server import HttpServer, Response
-from tests.support.media_chats import asks, loader_of
-from tests.support.pictures import draw, save_processor
+from tests.support.media import asks, draw, loader_of, save_processor
+from tests.support.servers import HttpServer, Response
 
 pytest.importorskip("PIL.Image")
 pytest.importorskip("transformers")

@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncdata import DataLoader, RowShuffle
-from tests.support.combinations import each_value
-from tests.support.tokenize_fns import id_and_text
+from tests.support.examples import each_value
+from tests.support.loading import id_and_text
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -17,12 +17,11 @@ from structlog.testing import capture_logs
 
 from asyncdata import BadRows, DataLoader, HardPacking, JsonArraySource, JsonlSource, Ranks, RowShuffle
 from asyncdata.errors import BadRowError, ConfigError, SnapshotMismatchError
-from tests.support.combinations import each_value
-from tests.support.inner import change
+from tests.support.examples import each_value
 from tests.support.loaders import make
-from tests.support.loading import ids, write_rows
-from tests.support.streams import jsonl, write
-from tests.support.tokenize_fns import id_and_text, row_id, waits_for_a_file
+from tests.support.loading import id_and_text, ids, row_id, waits_for_a_file, write_rows
+from tests.support.parts import change
+from tests.support.sources import jsonl, write
 
 NUM_ROWS = 500
 
@@ -341,7 +340,7 @@ PROGRAM = f"""
 import sys
 from asyncdata import DataLoader
 from asyncdata.loader import opened_rows
-from tests.support.tokenize_fns import row_id
+from tests.support.loading import row_id
 path, folder, stop, torn = *sys.argv[1:3], *map(int, sys.argv[3:])
 opened_rows._INDEX_BLOCK_BYTES = 4096
 {TORN_WRITES}

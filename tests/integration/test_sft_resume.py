@@ -15,8 +15,8 @@ import pytest
 from asyncdata import HardPacking, LengthGrouping, RowShuffle, SoftPacking
 from asyncdata.errors import PrefetchTimeoutError
 from asyncdata.xtuner import XTunerPacking
-from tests.support.check_points import interrupted_at
-from tests.support.combinations import each_value
+from tests.support.examples import each_value
+from tests.support.faults import interrupted_at
 from tests.support.ranks import (
     GROUPING,
     HARD,

@@ -15,12 +15,11 @@ from asyncdata import HardPacking, Mix, Part, RowShuffle, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, LoaderClosedError, WorkerError
 from asyncdata.xtuner import XTunerPacking
 from tests.benchmarks.probes.remote import MadeUpStore
-from tests.support.combinations import each_value
-from tests.support.exchanges import Meeting
+from tests.support.examples import each_value
 from tests.support.faults import until
-from tests.support.inner import change
-from tests.support.planned_fns import numbered
-from tests.support.ranks import Calls, make
+from tests.support.loading import numbered
+from tests.support.parts import change
+from tests.support.ranks import Calls, Meeting, make
 
 Knobs = dict[str, Any]
 

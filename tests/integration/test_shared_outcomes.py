@@ -23,13 +23,12 @@ from asyncdata import (
     Shuffle,
 )
 from asyncdata.errors import ConfigError, InvalidGroupError, PrefetchTimeoutError, WorkerError
-from tests.support import planned_media
-from tests.support.exchanges import Meeting
+from tests.support import column_fns
+from tests.support.column_fns import NumberedMedia
 from tests.support.faults import until
 from tests.support.loaders import gated, make
-from tests.support.loading import NEVER_S, ids, write_rows
-from tests.support.planned_media import NumberedMedia
-from tests.support.tokenize_fns import row_id, waits_for_a_file
+from tests.support.loading import NEVER_S, ids, row_id, waits_for_a_file, write_rows
+from tests.support.ranks import Meeting
 
 NUM_ROWS = 53
 SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
@@ -334,7 +333,7 @@ def on_ranks(world_size, source, num_steps, before=lambda rank, loader, batch: N
 @pytest.mark.parametrize("workers", [0, 2])
 def test_media_that_are_still_loaded_belong_to_the_epoch_before(tmp_path, workers):
     """With room for one sample, most of a batch is not loaded yet when it is asked for."""
-    path = planned_media.write_rows(tmp_path / "rows.jsonl", dict.fromkeys(range(0, 60, 7), "slow"))
+    path = column_fns.write_rows(tmp_path / "rows.jsonl", dict.fromkeys(range(0, 60, 7), "slow"))
     settings = {"tokenize_fn": NumberedMedia(), "num_workers": workers, "batch_size": 4}
     found = alone(path, 26, limits=Limits(max_media_bytes=48), **settings)
     entries = [entry for step in found for entry in step]
@@ -345,7 +344,7 @@ def test_media_that_are_still_loaded_belong_to_the_epoch_before(tmp_path, worker
 def test_media_of_a_mixture_on_ranks_change_nothing(tmp_path):
     slow = dict.fromkeys(range(0, 60, 7), "slow")
     sizes = {"few": 17, "many": 60}
-    paths = {name: planned_media.write_rows(tmp_path / f"{name}.jsonl", slow, size) for name, size in sizes.items()}
+    paths = {name: column_fns.write_rows(tmp_path / f"{name}.jsonl", slow, size) for name, size in sizes.items()}
     mix, settings = Mix(paths), {"tokenize_fn": NumberedMedia(), "limits": Limits(max_media_bytes=48)}
     wanted = alone(mix, 25, tokenize_fn=NumberedMedia())
     assert alone(mix, 25, **settings) == wanted

@@ -19,14 +19,12 @@ from structlog.testing import capture_logs
 import asyncdata
 from asyncdata import JsonlSource, Mix, Part, Shuffle
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
-from tests.support import planned_media
-from tests.support.combinations import each_value
-from tests.support.exchanges import Meeting
+from tests.support import column_fns
+from tests.support.examples import each_value
 from tests.support.faults import until
-from tests.support.inner import change
-from tests.support.loading import NEVER_S, ids
-from tests.support.ranks import WAYS, Calls, Ranks, lengths, make, write
-from tests.support.tokenize_fns import kills_on_13, row_id
+from tests.support.loading import NEVER_S, ids, kills_on_13, row_id
+from tests.support.parts import change
+from tests.support.ranks import WAYS, Calls, Meeting, Ranks, lengths, make, write
 
 NUM_TOKENS = 6000
 ONLINE = {name: way for name, way in WAYS.items() if not way.get("plan_packs")}
@@ -370,8 +368,8 @@ def test_an_exchange_over_gloo_returns_what_each_rank_sent_short_or_long(tmp_pat
 @pytest.mark.usefixtures("divided")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_each_rank_loads_the_media_of_its_own_samples(tmp_path, num_workers):
-    path = planned_media.write_rows(tmp_path / "rows.jsonl")
-    settings = {"tokenize_fn": planned_media.NumberedMedia(), "num_workers": num_workers, "collate_fn": checked}
+    path = column_fns.write_rows(tmp_path / "rows.jsonl")
+    settings = {"tokenize_fn": column_fns.NumberedMedia(), "num_workers": num_workers, "collate_fn": checked}
     alone, exchanges = [batches_of(rank, path, 14, **settings) for rank in range(2)], meeting_of(2)
     found = at_the_same_time(*(partial(batches_of, rank, path, 14, exchanges[rank], **settings) for rank in range(2)))
     assert found == alone

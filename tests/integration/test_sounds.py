@@ -23,9 +23,20 @@ from asyncdata import (
     PromptTokenizeFn,
 )
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
-from tests.support.media_chats import ANSWER, asks, assert_only_some_are_bad, damaged, loaded, loader_of, written
+from tests.support.media import (
+    ANSWER,
+    asks,
+    assert_only_some_are_bad,
+    damaged,
+    loaded,
+    loader_of,
+    save_sound_processor,
+    sound_processor_of,
+    write_sound,
+    written,
+)
+from tests.support.media import SOUND_FAMILIES as FAMILIES
 from tests.support.parts import main
-from tests.support.sounds import FAMILIES, save_sound_processor, sound_processor_of, write_sound
 
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")

@@ -23,12 +23,22 @@ from asyncdata.errors import (
 )
 from asyncdata.xtuner import XTunerPacking
 from tests.support import worker_fns
-from tests.support.combinations import each_value
+from tests.support.examples import each_value
 from tests.support.faults import until
-from tests.support.inner import change, real
 from tests.support.loaders import make, resumed, state_after
-from tests.support.loading import NEVER_S, NUM_ROWS, ids, order_of, write_rows
-from tests.support.tokenize_fns import all_dropped, every_third_dropped, fails_on_13, in_batches, row_id
+from tests.support.loading import (
+    NEVER_S,
+    NUM_ROWS,
+    all_dropped,
+    every_third_dropped,
+    fails_on_13,
+    ids,
+    in_batches,
+    order_of,
+    row_id,
+    write_rows,
+)
+from tests.support.parts import change, real
 
 
 def refused(path: Path, state: dict[str, Any], tokenize_fn: Any = row_id, **knobs: Any) -> SnapshotMismatchError:

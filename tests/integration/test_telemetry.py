@@ -30,11 +30,10 @@ from asyncdata.errors import LoaderClosedError, PrefetchTimeoutError
 from asyncdata.loader import service
 from asyncdata.telemetry import recorder
 from asyncdata.telemetry.reader import read
-from tests.support.chunks import chunk_of
+from tests.support.executors import chunk_of
 from tests.support.faults import until
-from tests.support.inner import change
 from tests.support.loaders import make, state_after
-from tests.support.loading import write_rows
+from tests.support.loading import every_third_dropped, fails_on_13, kills_on_13, write_rows
 from tests.support.parts import (
     EDGES,
     MAX_OF_REASON,
@@ -43,12 +42,12 @@ from tests.support.parts import (
     DeliveryRules,
     Place,
     TokenizerName,
+    change,
     get_logger,
     keys_of,
     line_number,
 )
 from tests.support.ranks import settled
-from tests.support.tokenize_fns import every_third_dropped, fails_on_13, kills_on_13
 
 NUM_ROWS = 200
 CLOSE_TIMEOUT_S = recorder._CLOSE_TIMEOUT_S  # noqa: SLF001 - as it is; each test makes it longer

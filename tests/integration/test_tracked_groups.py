@@ -15,8 +15,7 @@ from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
 from asyncdata.errors import ConfigError, EndOfData, FilterError, InvalidGroupError, LoaderClosedError, SnapshotError
 from tests.support.faults import until
 from tests.support.loaders import gated, is_wanted, make
-from tests.support.loading import ids, order_of
-from tests.support.tokenize_fns import row_id, waits_for_a_file
+from tests.support.loading import ids, order_of, row_id, waits_for_a_file
 
 NUM_ROWS, SIZE = 24, 2
 

@@ -30,10 +30,9 @@ from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.verifying import compare
 from asyncdata.xtuner import XTunerPacking
 from tests.support.loaders import make as make_loader
-from tests.support.loading import SHUFFLE, ids, write_rows
+from tests.support.loading import SHUFFLE, every_third_dropped, id_and_text, ids, in_batches, row_id, write_rows
 from tests.support.model_order import GOLDEN, MASK, mixed
 from tests.support.parts import main
-from tests.support.tokenize_fns import every_third_dropped, id_and_text, in_batches, row_id
 
 NUM_ROWS = 100
 NUM_SAMPLES = 156  # into the second epoch
@@ -423,7 +422,7 @@ def test_data_that_is_not_known_by_its_content_cannot_be_said_to_be_the_same():
 
 def test_the_command_line_takes_it(path, tmp_path, capsys):
     def run(source: Path, *options: str) -> int:
-        fn = "tests.support.tokenize_fns:row_id"
+        fn = "tests.support.loading:row_id"
         snapshot = str(tmp_path / "run.snapshot")
         return main(["run", str(source), "--tokenize-fn", fn, "--batch-size", "10", "--num-workers", "0",
                      "--snapshot", snapshot, "--progress", "none", *options])  # fmt: skip

@@ -15,10 +15,12 @@ import pytest
 
 from asyncdata import BadRows, ChatTokenizeFn, DataLoader, Processor, PromptTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError
-from tests.support import videos
-from tests.support.media_chats import ANSWER, asks, loaded, loader_of, written
-from tests.support.pictures import draw
-from tests.support.videos import FAMILIES, KINDS, film, processor_of, save
+from tests.support import media
+from tests.support.media import ANSWER, asks, draw, film, loaded, loader_of, written
+from tests.support.media import VIDEO_FAMILIES as FAMILIES
+from tests.support.media import VIDEO_KINDS as KINDS
+from tests.support.media import save_video_processor as save
+from tests.support.media import video_processor_of as processor_of
 
 pytest.importorskip("av", reason="needs PyAV")
 pytest.importorskip("torchvision", reason="needs torchvision: the video processors of transformers do")
@@ -39,7 +41,7 @@ def video(value, key="video", **more):
 def check_row(processor, template, row, sample):
     """Compare a sample with what the processor makes of all frames of the row."""
     parts = row["messages"][0]["content"]
-    found = [videos.frames_of(part["video"]) for part in parts if part["type"] == "video"]
+    found = [media.frames_of(part["video"]) for part in parts if part["type"] == "video"]
     images = [part["image"] for part in parts if part["type"] == "image"]
     text = processor.tokenizer.apply_chat_template(row["messages"], chat_template=template, tokenize=False)
     try:
@@ -47,7 +49,7 @@ def check_row(processor, template, row, sample):
             text=[text],
             images=[images] if images else None,
             videos=[frames for frames, _ in found],
-            video_metadata=[videos.metadata_of(*each) for each in found],
+            video_metadata=[media.metadata_of(*each) for each in found],
             return_tensors="pt",
             add_special_tokens=False,
         )
@@ -75,7 +77,7 @@ def positions(processor, sample):
     from transformers import Qwen2_5_VLModel, Qwen3VLModel
 
     model = Qwen3VLModel if type(processor).__name__ == "Qwen3VLProcessor" else Qwen2_5_VLModel
-    vision = SimpleNamespace(spatial_merge_size=2, tokens_per_second=videos.TOKENS_PER_SECOND)
+    vision = SimpleNamespace(spatial_merge_size=2, tokens_per_second=media.TOKENS_PER_SECOND)
     own = SimpleNamespace(config=SimpleNamespace(vision_config=vision))
     own.get_vision_position_ids = partial(model.get_vision_position_ids, own)
     found = {name: torch.from_numpy(array.copy()) for name, array in sample.columns.items()}
@@ -86,9 +88,9 @@ def positions(processor, sample):
 
 
 def check_rows(tmp_path, family, number, seed):
-    """Rows of random videos, with random settings of the processor."""
+    """Rows of random media, with random settings of the processor."""
     rng, rows = random.Random(seed), []
-    settings = videos.settings_of(family, rng)
+    settings = media.video_settings_of(family, rng)
     for row in range(number):
         parts = [{"type": "text", "text": f"row {row}"}]
         for each in range(1 if family == "internvl" else rng.randint(1, 2)):

@@ -22,15 +22,22 @@ from asyncdata import AsyncDataLoader, DataLoader, Limits, Sample, Telemetry
 from asyncdata.errors import ConfigError, LoaderClosedError, PrefetchTimeoutError, WorkerError
 from asyncdata.telemetry.reader import read
 from tests.support import worker_fns
-from tests.support.closing import is_alive, num_closing, slow_to_close
-from tests.support.faces import FACES, Awaited
 from tests.support.faults import until
-from tests.support.html_page import read_page
-from tests.support.loaders import gated, make, num_waiting
+from tests.support.loaders import FACES, Awaited, gated, is_alive, make, num_closing, num_waiting, slow_to_close
 from tests.support.loaders import gated as gated_rows
-from tests.support.loading import NEVER_S, NUM_ROWS, SHUFFLE, ids, line_of, order_of, write_rows
-from tests.support.report_pages import page_of
-from tests.support.tokenize_fns import row_id, waits_for_a_file
+from tests.support.loading import (
+    NEVER_S,
+    NUM_ROWS,
+    SHUFFLE,
+    ids,
+    line_of,
+    order_of,
+    row_id,
+    waits_for_a_file,
+    write_rows,
+)
+from tests.support.pages import read_page
+from tests.support.telemetry_files import page_of
 
 each_face = pytest.mark.parametrize("face", FACES.values(), ids=FACES)
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.support import model, steps
 from tests.support.examples import in_ci
-from tests.support.figures import record
+from tests.support.faults import record
 from tests.support.model import Model, Rules
 from tests.support.model_order import KEPT, MAX_ROW_BYTES, Mixing, Packing, Part, seed_of_part
 from tests.support.steps import start_of

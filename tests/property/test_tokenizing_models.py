@@ -10,9 +10,9 @@ from hypothesis import given
 
 from asyncdata import ChatTokenizeFn, PromptTokenizeFn
 from tests.support.chat_templates import ODD, SPECIAL, WELL_KNOWN, plain
-from tests.support.chats import GENERATION
 from tests.support.examples import in_ci
 from tests.support.parts import ChatSpans, ChatTemplate, Program, RowFault
+from tests.support.tokenizers import GENERATION
 from tests.unit.tokenization import outcomes, run
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # many examples; minutes on a machine that is busy

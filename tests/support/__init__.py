@@ -1,1 +1,1 @@
-"""What several tests share, and what worker processes import by path, as in ``tests.support.tokenize_fns:fn``."""
+"""What several tests share, and what worker processes import by path, as in ``tests.support.loading:fn``."""

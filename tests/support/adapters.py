@@ -5,20 +5,96 @@ that share rows out take ``rank`` and ``world_size`` too.
 """
 
 import importlib
+import io
+import json
 import warnings
 from collections import namedtuple
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from types import SimpleNamespace
 
-from asyncdata import DataLoader, Ranks, RowFn
+import numpy as np
+import torch
+
+from asyncdata import DataLoader, LengthGrouping, PackedCollator, Ranks, RowFn, SoftPacking
 from asyncdata.integrations.torch import AsyncDataset, OrderView, StatefulDataLoader
 from asyncdata.integrations.torch.datasets import LoaderOrderView, view_of_rows
 from asyncdata.integrations.xtuner_rl import PromptDataloader
 from tests.support.frameworks import verl_sft as sft
 from tests.support.frameworks.killed_runs import needs
 from tests.support.frameworks.verl import PACKAGES, defaults
-from tests.support.torch_loading import chain_epochs, of_torch_load
+
+MAX_LENGTH = 96
+
+
+def chat(number, length):
+    return [{"role": "user", "content": "?"}, {"role": "assistant", "content": f"{number} " * length}]
+
+
+def write_chats(path):
+    """Rows of many lengths; every seventh is too long, and is dropped."""
+    lengths = [1 + number % 7 * 4 ** (number % 7 // 6) for number in range(150)]
+    rows = [{"number": number, "messages": chat(number, length)} for number, length in enumerate(lengths)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tokenize(row):
+    """As a chat, and many times as fast."""
+    length = 5 + len(row["messages"][1]["content"].split())
+    return {"tokens": [row["number"]] * length, "labels": [-100] * 5 + [row["number"]] * (length - 5)}
+
+
+def short(row):
+    return tokenize(row) if len(row["messages"][1]["content"].split()) < 20 else None
+
+
+def knobs(**changes):
+    return {
+        "tokenize_fn": short,
+        "packing": SoftPacking(max_length=MAX_LENGTH, window_samples=16, window_tokens=2 * MAX_LENGTH),
+        "length_grouping": LengthGrouping(window=4),
+        "collate_fn": PackedCollator(max_length=MAX_LENGTH),
+        "batch_size": 1,
+        "num_workers": 0,
+        **changes,
+    }
+
+
+SAMPLES = {"packing": None, "length_grouping": None, "batch_size": 7} | {
+    "collate_fn": lambda samples: [sample.tokens for sample in samples]
+}
+KINDS = {"packed": {}, "samples": SAMPLES, "rank 1 of 2": {"ranks": {"rank": 1, "world_size": 2}}}
+
+
+def plain(batch):
+    """A batch as lists, to be compared."""
+    if isinstance(batch, dict):
+        return {name: plain(value) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [plain(value) for value in batch]
+    return batch.tolist() if isinstance(batch, torch.Tensor | np.ndarray) else batch
+
+
+def take(batches, number):
+    return [plain(batch) for batch in islice(batches, number)]
+
+
+def run(loader, num_epochs):
+    return [plain(batch) for _ in range(num_epochs) for batch in loader]
+
+
+def of_torch_load(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def chain_epochs(loader):
+    while True:
+        yield from loader
+
 
 NUM_ROWS = 20
 STEPS = 24

@@ -1,6 +1,7 @@
-"""An executor that runs inside a test, what it is asked, and what it answers."""
+"""Executors that run inside a test, what they are asked and what they answer; and chunks made by hand."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -9,12 +10,18 @@ from typing import Any
 import anyio
 import msgspec
 import numpy as np
+import psutil
 
-from asyncdata import JsonlSource
+from asyncdata import JsonlSource, Position, SourceLocation
 from asyncdata.core.messages import Failed, Job, Request, Scanned, Tokenized
+from asyncdata.delivery.chunk import Chunk
 from asyncdata.read_ahead.windows import BlockWindow
 from asyncdata.tokenization.base import describe
+from asyncdata.tokenization.column_writer import ColumnWriter
+from asyncdata.tokenization.rows import RowFault
 from asyncdata.workers.base import MAX_LOSSES
+from asyncdata.workers.pool import Pool
+from asyncdata.workers.process_pool import Processes
 from tests.support.loading import NEVER_S
 
 
@@ -126,3 +133,91 @@ async def until(condition: Callable[[], object]) -> None:
     with anyio.fail_after(NEVER_S):
         while not condition():  # noqa: ASYNC110 - as above
             await anyio.sleep(0.005)
+
+
+def process_pool(num_workers: int, **knobs: Any) -> Pool:
+    return Pool([Processes(num_workers, **knobs)], 1)
+
+
+def fork_server() -> psutil.Process:
+    (child,) = psutil.Process().children()
+    return child
+
+
+def events_of(events: Any, name: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == name]
+
+
+def said(events: Any) -> str:
+    """What workers have written, as it was logged."""
+    return "".join(event["text"] for event in events_of(events, "worker.output"))
+
+
+def pids(executor: Any) -> list[int]:
+    return [worker.pid for worker in executor.statistics().workers if worker.pid is not None]
+
+
+def states(executor: Any) -> list[str]:
+    return [worker.state for worker in executor.statistics().workers]
+
+
+async def all_ready(executor: Any) -> None:
+    await until(lambda: states(executor) == ["idle"] * executor.num_workers)
+
+
+@contextlib.asynccontextmanager
+async def pool(path: Any, function: Any, num_workers: int = 1, **knobs: Any) -> Any:
+    """An executor with so many workers, which are ready, its client, and all rows read into a slot."""
+    executor = process_pool(num_workers, **knobs)
+    client = Client(executor, path, function)
+    async with client.reading() as window:
+        await all_ready(executor)
+        yield executor, client, window
+
+
+START = Position()
+
+
+class Lines:
+    """Rows of ten bytes each."""
+
+    def __init__(self, path: str = "rows.jsonl") -> None:
+        self._path = path
+
+    def location(self, row: int) -> SourceLocation:
+        return SourceLocation(self._path, 10 * row, 9)
+
+    def key(self, row: int) -> tuple[int, int]:
+        return 0, 10 * row
+
+    def keys(self, first: int, stop: int) -> Any:
+        return [0] * (stop - first), [10 * row for row in range(first, stop)]
+
+
+class BadRow(str):
+    """A row that is bad with this code."""
+
+    __slots__ = ()
+
+
+def chunk_of(
+    *rows: int | list[int] | str | BadRow,
+    first: Position = START,
+    ends_epoch: bool = False,
+    path: str = "rows.jsonl",
+    columns: dict[str, Any] | None = None,
+) -> Chunk:
+    """A chunk of these rows: tokens are kept, a word is why one is dropped, a BadRow is bad.
+
+    :param columns: the same for every row that is kept.
+    """
+    out = ColumnWriter()
+    encoded = {name: json.dumps(value).encode() for name, value in (columns or {}).items()}
+    for number, row in enumerate(rows):
+        if isinstance(row, BadRow):
+            out.fail(number, RowFault(row, "as it was told to", b"{}"))
+        elif isinstance(row, str):
+            out.drop(number, row)
+        else:
+            out.keep(number, row if isinstance(row, list) else [row], **encoded)
+    return Chunk(out.finish(len(rows), 0.0), first, len(rows), Lines(path), ends_epoch=ends_epoch)

@@ -15,7 +15,7 @@ import pytest
 
 from asyncdata.integrations.slime import AsyncDataSource
 from asyncdata.integrations.slime.samples import SlimeSample as SlimeSample
-from tests.support.peers.checkouts import sglang, stand_ins
+from tests.support.peers.records import sglang, stand_ins
 
 HOOKS = "slime.rollout.sample_hooks"
 

@@ -34,10 +34,10 @@ from asyncdata import (
     Status,
 )
 from asyncdata.errors import AsyncDataError, EndOfData
-from tests.support.exchanges import Meeting
-from tests.support.faces import Awaited
+from tests.support.column_fns import PIXELS, media_of
 from tests.support.faults import Program
-from tests.support.planned_media import PIXELS, media_of
+from tests.support.loaders import Awaited
+from tests.support.ranks import Meeting
 from tests.support.stores import FAST, http_host
 
 __all__ = [

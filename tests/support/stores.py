@@ -1,15 +1,18 @@
-"""Stores on loopback: S3 by moto, and a host of http that notes its requests and fails as it is told."""
+"""Stores: S3 on loopback by moto, a host of http that fails as it is told, and one that needs no network."""
 
 import functools
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from tests.support.http_server import HttpServer, Request, Response, ranged
+from asyncdata.core.identity import Address
+from asyncdata.sources.remote.store import ObjectStamp
+from tests.support.servers import HttpServer, Request, Response, ranged
 
 BUCKET = "test-bucket"
 SECRET = "sEcReTkEyOfTheTests0123456789"
@@ -162,3 +165,32 @@ def jsonl_of(num_rows: int) -> bytes:
     """Rows whose id is their number, of many lengths; some cross a block's end by far."""
     rows = ({"id": i, "pad": "x" * (9000 if i % 100 == 7 else i * 37 % 90)} for i in range(num_rows))
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+class FakeStore:
+    """Answers as it is told, and counts the requests and bytes in flight: now, and at most."""
+
+    answer: ClassVar[Callable[[int, int], bytes]] = staticmethod(lambda start, stop: b"")
+    in_flight = most = 0
+    most_bytes = num_bytes = 0
+    lock = threading.Lock()
+
+    def __init__(self, url: str, options: dict[str, object]) -> None: ...
+
+    def read(self, found: ObjectStamp, start: int, stop: int) -> bytes:
+        kind = FakeStore
+        with self.lock:
+            kind.in_flight += 1
+            kind.num_bytes += stop - start
+            kind.most, kind.most_bytes = max(kind.most, kind.in_flight), max(kind.most_bytes, kind.num_bytes)
+        try:
+            return kind.answer(start, stop)
+        finally:
+            with self.lock:
+                kind.in_flight -= 1
+                kind.num_bytes -= stop - start
+
+    def head(self, key: str) -> ObjectStamp:
+        return ObjectStamp(Address("s3", "bucket", key), 7, '"new"')
+
+    def close(self) -> None: ...

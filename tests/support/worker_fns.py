@@ -1,4 +1,4 @@
-"""Tokenize functions that misbehave, or tell what a worker process is like; imported there by path."""
+"""Functions that misbehave or tell what a worker is like, and renderers; workers import them by path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 
@@ -374,3 +374,46 @@ _SHORTAGES: dict[str, Any] = {
     "a panic": lambda: PanicException(_PANIC),
     "an abort": _abort,
 }
+
+
+STOP = 9
+ROLES = {"system": 1, "user": 2, "assistant": 3, "tool": 5}
+
+
+class Rendered(NamedTuple):
+    token_ids: list[int]
+    sampled_mask: list[bool]
+    message_indices: list[int]
+
+
+class Characters:
+    """``offset`` moves all characters; with ``ends=False`` no message has an end."""
+
+    def __init__(self, folder: str, *, offset: int = 0, ends: bool = True) -> None:
+        self.folder, self._offset, self._ends = folder, offset, ends
+
+    def render(
+        self, messages: list[dict[str, Any]], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
+    ) -> Rendered:
+        found: list[tuple[int, bool, int]] = [(100 + len(tool["name"]), False, -1) for tool in tools or ()]
+        for number, message in enumerate(messages):
+            is_sampled = message["role"] == "assistant"
+            body = [ord(char) + self._offset for char in message["content"]] + [STOP] * self._ends
+            found.append((ROLES[message["role"]], False, number))
+            found += [(one, is_sampled, number) for one in body]
+        if add_generation_prompt:
+            found.append((ROLES["assistant"], False, -1))
+        return Rendered(*map(list, zip(*found, strict=True)))
+
+    def get_stop_token_ids(self) -> list[int]:
+        return [STOP]
+
+
+class Maskless(Characters):
+    """As a renderer of a template, which does not know what is sampled."""
+
+    def render(self, *args: Any, **more: Any) -> Rendered:
+        return super().render(*args, **more)._replace(sampled_mask=[])
+
+
+characters, maskless = Characters, Maskless

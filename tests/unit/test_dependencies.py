@@ -14,8 +14,7 @@ from packaging.utils import canonicalize_name
 import asyncdata
 from asyncdata.core.settings import from_clone
 from tests.support.audit import installed, verdict
-from tests.support.licences import faults, of_installed
-from tests.support.release import left_to_the_owner, missing_from
+from tests.support.release import faults, left_to_the_owner, missing_from, of_installed
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -30,9 +30,9 @@ from asyncdata.core.checksummed_file import Header
 from asyncdata.delivery.ledger import Counters
 from asyncdata.errors import ConfigError
 from asyncdata.loader.config import STRUCTS
-from tests.benchmarks.peers.environments import ENVIRONMENTS
+from tests.benchmarks.contestants import ENVIRONMENTS
 from tests.benchmarks.run import FIGURES
-from tests.support.figures import TARGETS
+from tests.support.faults import TARGETS
 from tests.support.pages import HOME, Block, blocks_of, is_printed, reference, run_block, run_command
 
 ROOT = Path(__file__).parents[2]

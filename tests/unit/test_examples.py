@@ -20,9 +20,8 @@ from asyncdata.cli.run import compare
 from asyncdata.demo import tokenizer_folder, write_docstring_prompts
 from asyncdata.errors import ConfigError, SourceError
 from asyncdata.telemetry.reader import read
-from tests.support.commands import asyncdata_process
-from tests.support.inner import change
-from tests.support.parts import Delivered, main
+from tests.support.pages import asyncdata_process
+from tests.support.parts import Delivered, change, main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

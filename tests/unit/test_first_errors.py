@@ -30,7 +30,7 @@ from asyncdata.errors import (
 )
 from asyncdata.xtuner import XTunerCollator
 from tests.integration.bad_inputs.test_places import ELSEWHERE, FAULTS
-from tests.support.bad_inputs import deliver, prompts, with_bad
+from tests.support.loaders import deliver, prompts, with_bad
 from tests.support.parts import _REASONS, get_logger, redacted, safe_cause, without_text
 
 PACKING = ad.SoftPacking(max_length=8)

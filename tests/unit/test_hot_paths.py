@@ -16,11 +16,10 @@ import pytest
 from asyncdata import DataLoader, Position, Sample
 from asyncdata.core.messages import frame
 from asyncdata.delivery.channel import Entry
-from tests.support.chunks import Lines
-from tests.support.executors import Client
+from tests.support.executors import Client, Lines
 from tests.support.faults import until
+from tests.support.loading import row_id
 from tests.support.parts import HEADER, Chunk, ColumnWriter, Coordinator, DeliveryRules, InlineExecutor, decode_reply
-from tests.support.tokenize_fns import row_id
 
 NUM_ROWS = 4000
 

@@ -149,7 +149,7 @@ def delivered_ids(path: str, out: str, **knobs: Any) -> dict[str, float]:
 
     ids: list[int] = []
     began = time.perf_counter()
-    function = "tests.support.tokenize_fns:row_id"
+    function = "tests.support.loading:row_id"
     with DataLoader(path, tokenize_fn=function, batch_size=256, epochs=1, **knobs) as made:
         for batch in made:
             ids += [int(sample.tokens[0]) for sample in batch]

@@ -20,7 +20,7 @@ _TWO_WORKERS: dict[str, Any] = {"batch_size": _BATCH, "num_workers": 2, "persist
 
 def draw_inputs(folder: str, num_rows: int, width: int = 800, height: int = 600) -> dict[str, float]:
     """A file of chats, their pictures as JPEG, and a processor."""
-    from tests.support.pictures import draw, save_processor
+    from tests.support.media import draw, save_processor
 
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,8 @@ def draw_inputs(folder: str, num_rows: int, width: int = 800, height: int = 600)
 
 def film_inputs(folder: str, num_rows: int) -> dict[str, float]:
     """The same with videos of 640 x 360, of ten seconds, of which the processor takes 20 frames."""
-    from tests.support.videos import film, save
+    from tests.support.media import film
+    from tests.support.media import save_video_processor as save
 
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,7 @@ def _growth(sizes: list[int]) -> float:
 def _process_picture(path: str) -> None:
     from PIL import Image, ImageOps
 
-    from tests.support.pictures import processor_of
+    from tests.support.media import processor_of
 
     with Image.open(path) as image:
         picture = ImageOps.exif_transpose(image).convert("RGB")
@@ -114,7 +115,8 @@ def _process_video(path: str) -> None:
     import numpy as np
     import torch
 
-    from tests.support.videos import metadata_of, processor_of
+    from tests.support.media import metadata_of
+    from tests.support.media import video_processor_of as processor_of
 
     processor = processor_of(_FAMILY, json.dumps(_OF_VIDEOS))
     torch.set_num_threads(1)  # as workers have it
@@ -167,7 +169,7 @@ class _Rows:
     def __getitem__(self, number: int) -> Any:
         from PIL import Image
 
-        from tests.support.pictures import processor_of
+        from tests.support.media import processor_of
 
         image = Image.open(self._paths[number]).convert("RGB")
         return processor_of(_FAMILY, max_pixels=1 << 20)(text=[_TEXT], images=[[image]], return_tensors="pt")
@@ -186,7 +188,7 @@ def trl_loader(folder: str, num_rows: int) -> dict[str, float]:
     import torch
     from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-    from tests.support.pictures import processor_of
+    from tests.support.media import processor_of
 
     paths = sorted(str(path) for path in Path(folder).glob("*.jpg"))
     rows = datasets.Dataset.from_dict({"images": [[path] for path in paths], "text": [_TEXT] * len(paths)})

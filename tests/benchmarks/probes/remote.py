@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.benchmarks.clock import seconds
 from tests.benchmarks.probes.loading import BATCH, byte_tokens
-from tests.support.exchanges import Meeting
+from tests.support.ranks import Meeting
 
 ADDRESS = "hf://datasets/bench/rows@main/data/rows.jsonl"
 

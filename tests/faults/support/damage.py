@@ -28,8 +28,7 @@ from asyncdata import DataLoader
 from asyncdata.checkpoint.snapshot import SCHEMA
 from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import AsyncDataError, SnapshotError
-from tests.support.loading import NEVER_S, SHUFFLE, write_rows
-from tests.support.tokenize_fns import id_and_text
+from tests.support.loading import NEVER_S, SHUFFLE, id_and_text, write_rows
 
 KINDS = ("flipped", "cut", "torn", "longer", "foreign", "bomb", "sealed")
 CODE = frozenset({"pickle.find_class", "compile", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"})

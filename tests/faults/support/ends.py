@@ -62,7 +62,7 @@ class Program:
         """What a loader is made with."""
         settings: dict[str, Any] = {"shuffle": SHUFFLE, "timeout_s": NEVER_S, "batch_size": 2}
         settings["num_workers"] = 2 if "workers" in self.loads else 0
-        settings["tokenize_fn"] = "tests.support.tokenize_fns:row_id"
+        settings["tokenize_fn"] = "tests.support.loading:row_id"
         if "busy" in self.loads:
             settings["tokenize_fn"] = "tests.support.worker_fns:stuck_in_c"
         if "prover" in self.loads:

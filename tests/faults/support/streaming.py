@@ -18,16 +18,13 @@ from typing import Any, NamedTuple
 
 from asyncdata import ChatTokenizeFn, DataLoader, IterableSource, Mix, Part, Sample, Shuffle, SoftPacking
 from asyncdata.errors import EndOfData
-from tests.support.pictures import draw, save_processor
-from tests.support.planned_media import NumberedMedia
-from tests.support.sounds import save_sound_processor, write_sound
-from tests.support.tokenize_fns import id_and_text
-from tests.support.videos import film
-from tests.support.videos import save as save_video_processor
+from tests.support.column_fns import NumberedMedia
+from tests.support.loading import id_and_text
+from tests.support.media import draw, film, save_processor, save_sound_processor, save_video_processor, write_sound
 
 SHUFFLE = Shuffle(block_bytes=1024, window_blocks=8)
 _ZERO = 15
-"""The token of the digit 0 of the processors in :mod:`tests.support.pictures`, which have one a byte."""
+"""The token of the digit 0 of the processors in :mod:`tests.support.media`, which have one a byte."""
 
 PACKS = {"packs of videos": False, "planned packs of videos": True}
 """The kinds of data that are delivered in packs, and whether these are planned."""

@@ -22,8 +22,7 @@ from asyncdata import DataLoader, RayExecutor, Shuffle, SoftPacking
 from asyncdata.errors import AsyncDataError
 from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.faults import until
-from tests.support.loading import NEVER_S
-from tests.support.tokenize_fns import id_and_text, in_batches, row_id
+from tests.support.loading import NEVER_S, id_and_text, in_batches, row_id
 
 STALLED_S = 60.0
 """Longer than any batch takes; a call that an interrupt has made to hang fails then."""

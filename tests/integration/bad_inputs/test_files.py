@@ -12,14 +12,12 @@ import pytest
 
 from asyncdata import DataLoader, IterableSource, JsonArraySource, ParquetSource, Shuffle
 from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, SourceChangedError, SourceError
-from tests.support.bad_inputs import GOOD, assert_is_ours, deliver
 from tests.support.faults import until
-from tests.support.loaders import is_next_window_there, state_after
+from tests.support.loaders import GOOD, assert_is_ours, deliver, is_next_window_there, state_after
 from tests.support.loaders import make as loader_of
-from tests.support.loading import NEVER_S, ids, order_of, write_rows
+from tests.support.loading import NEVER_S, ids, order_of, row_id, write_rows
 from tests.support.parts import read_quarantine
-from tests.support.streams import frames, members
-from tests.support.tokenize_fns import row_id
+from tests.support.sources import frames, members
 
 LINES = b"\n".join(GOOD) + b"\n"
 NUM_ROWS = 200

@@ -33,14 +33,13 @@ from asyncdata import (
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, NoSamplesError, TooManyBadRowsError, WorkerError
 from tests.integration.bad_inputs.test_rows import FUNCTIONS, LINES
-from tests.support import tokenize_fns, worker_fns
-from tests.support.bad_inputs import GOOD, PACKAGE, assert_is_ours, deliver, prompts
-from tests.support.chats import GENERATION
-from tests.support.combinations import each_value
-from tests.support.inner import change
+from tests.support import loading, worker_fns
+from tests.support.examples import each_value
+from tests.support.loaders import GOOD, PACKAGE, assert_is_ours, deliver, prompts
 from tests.support.loading import ids, line_of, write_rows
-from tests.support.parts import SlimeTokenizeFn
-from tests.support.streams import frames
+from tests.support.parts import SlimeTokenizeFn, change
+from tests.support.sources import frames
+from tests.support.tokenizers import GENERATION
 
 NUM_BEFORE = 3
 MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
@@ -86,8 +85,8 @@ FAULTS = [
     Fault("AD133", json_text({"messages": CHAT}), SYSTEM, ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)),
     Fault("AD411", json_text({"prompt": "a", "chosen": " b", "rejected": " c"}), CHATS, "no template"),
     Fault("AD414", json_text({"messages": CHAT}), MARKED, ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)),
-    Fault("AD422", ID, json_text({"id": 13}), tokenize_fns.hangs_on_13, needs_workers=True),
-    Fault("AD423", ID, json_text({"id": 13}), tokenize_fns.kills_on_13, needs_workers=True),
+    Fault("AD422", ID, json_text({"id": 13}), loading.hangs_on_13, needs_workers=True),
+    Fault("AD423", ID, json_text({"id": 13}), loading.kills_on_13, needs_workers=True),
     Fault("AD425", ID, json_text({"id": 1, "do": "negative"}), worker_fns.as_told),
 ]
 NO_ELEMENTS = {"AD101", "AD104", "AD105", "AD119"}
@@ -219,7 +218,7 @@ SETTINGS = [
 
 def make(path: Path, **knobs: Any) -> DataLoader:
     settings = {"shuffle": SHUFFLE, "epochs": 1, "timeout_s": 240} | knobs
-    return DataLoader(str(path), tokenize_fn=tokenize_fns.fails_on_13, **settings)
+    return DataLoader(str(path), tokenize_fn=loading.fails_on_13, **settings)
 
 
 def batches_until_the_end(path: Path, **knobs: Any) -> tuple[list[list[int]], str]:
@@ -276,7 +275,7 @@ def test_42_an_epoch_of_which_nothing_is_left_is_no_endless_loop(tmp_path):
 
 @pytest.mark.thorough
 def test_43_44_a_batch_larger_than_the_data_is_filled_across_epochs_to_exactly_its_number(path):
-    with DataLoader(path, tokenize_fn=tokenize_fns.row_id, num_workers=0, shuffle=False) as loader:
+    with DataLoader(path, tokenize_fn=loading.row_id, num_workers=0, shuffle=False) as loader:
         batch = loader.get_next_batch(5 * NUM_ROWS + 3)
     assert ids(batch) == [*list(range(NUM_ROWS)) * 5, *range(3)]
     assert [sample.position.epoch for sample in batch] == [number // NUM_ROWS for number in range(len(batch))]
@@ -284,14 +283,14 @@ def test_43_44_a_batch_larger_than_the_data_is_filled_across_epochs_to_exactly_i
 
 @pytest.mark.thorough
 def test_45_the_last_batch_is_in_the_error_of_the_end_or_dropped_as_asked(path):
-    with DataLoader(path, tokenize_fn=tokenize_fns.row_id, num_workers=0, shuffle=False, epochs=2) as loader:
+    with DataLoader(path, tokenize_fn=loading.row_id, num_workers=0, shuffle=False, epochs=2) as loader:
         loader.get_next_batch(2 * NUM_ROWS - 3)
         with pytest.raises(EndOfData) as caught:
             loader.get_next_batch(8)
     assert str(caught.value) == "AD402 end of data after 2 epochs; 3 of 8 groups were left"
     assert ids(caught.value.samples) == [NUM_ROWS - 3, NUM_ROWS - 2, NUM_ROWS - 1]
     settings = {"batch_size": 8, "epochs": 1, "drop_last": True}
-    with DataLoader(path, tokenize_fn=tokenize_fns.row_id, num_workers=0, shuffle=False, **settings) as loader:
+    with DataLoader(path, tokenize_fn=loading.row_id, num_workers=0, shuffle=False, **settings) as loader:
         assert [len(batch) for batch in loader] == [8, 8, 8]
         assert loader.statistics().dropped_total == {"drop_last": 6}
 
@@ -342,7 +341,7 @@ def test_50_a_chat_that_the_template_refuses_is_bad_and_the_templates_line_is_na
     ("function", "text"),
     [
         (lambda row: [1], "cannot be imported by a worker process. Move it to a module"),
-        ("tests.support.tokenize_fns:nothing", "tests.support.tokenize_fns:nothing"),
+        ("tests.support.loading:nothing", "tests.support.loading:nothing"),
         ("no_such_module:fn", "no_such_module"),
         ("no path", "no path"),
     ],
@@ -357,8 +356,8 @@ def test_51_a_function_that_cannot_be_imported_is_refused_before_a_worker_starts
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_52_what_the_function_raises_is_a_bad_row_with_the_users_own_frames(path, num_workers):
-    raised = deliver(str(path), tokenize_fns.fails_on_13, num_workers=num_workers)
-    skipped = deliver(str(path), tokenize_fns.fails_on_13, num_workers=num_workers, bad_rows="skip")
+    raised = deliver(str(path), loading.fails_on_13, num_workers=num_workers)
+    skipped = deliver(str(path), loading.fails_on_13, num_workers=num_workers, bad_rows="skip")
     line, offset = line_of(path, 13)
     assert isinstance(raised.error, BadRowError)
     assert str(raised.error).startswith(
@@ -386,11 +385,11 @@ def check_that_it_is_found(path: Path, function: Any, code: str, text: str) -> N
 
 @pytest.mark.thorough
 def test_53_a_row_that_hangs_its_worker_is_found_and_its_neighbours_are_not_lost(path):
-    check_that_it_is_found(path, tokenize_fns.hangs_on_13, "AD422", "no result in 0.3 s; its worker was killed")
+    check_that_it_is_found(path, loading.hangs_on_13, "AD422", "no result in 0.3 s; its worker was killed")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("function", [tokenize_fns.kills_on_13, tokenize_fns.kills_on_13_in_batches])
+@pytest.mark.parametrize("function", [loading.kills_on_13, loading.kills_on_13_in_batches])
 def test_54_so_is_one_that_kills_its_worker(path, function):
     check_that_it_is_found(path, function, "AD423", "its worker died")
 

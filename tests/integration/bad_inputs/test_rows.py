@@ -19,10 +19,9 @@ from asyncdata import (
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import NoSamplesError, SourceError
 from asyncdata.xtuner import XTunerTokenizeFn
-from tests.support import tokenize_fns
-from tests.support.bad_inputs import GOOD, deliver, place_of_bad, prompts, with_bad
-from tests.support.chats import CHAT
-from tests.support.function_kinds import chat_prompt
+from tests.support import loading
+from tests.support.loaders import GOOD, deliver, place_of_bad, prompts, with_bad
+from tests.support.tokenizers import CHAT, chat_prompt
 
 PROMPTS = """\
 {%- for m in messages %}{{ raise_exception('no such role') if m.role == 'oracle' }}<{{ m.content }}>{% endfor %}"""
@@ -200,7 +199,7 @@ FUNCTIONS = {
     ),
     "rows": Function(RowFn(), text(id=1), [Case(22, b'{"x": ' + DIGITS + b"}", "AD117", "")], [], LOOKS_BAD[:-1]),
     "a user's function": Function(
-        tokenize_fns.fails_on_13, text(id=1), [Case(52, text(id=13), "AD421", "raised KeyError('thirteen')")],
+        loading.fails_on_13, text(id=1), [Case(52, text(id=13), "AD421", "raised KeyError('thirteen')")],
     ),
     "XTuner's": Function(
         XTunerTokenizeFn("tests.support.xtuner_fns:Characters"), text(text="a"),

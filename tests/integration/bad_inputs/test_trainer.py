@@ -32,9 +32,8 @@ from asyncdata.errors import (
     SnapshotVersionError,
 )
 from asyncdata.filters import ByStaleness
-from tests.support.bad_inputs import PACKAGE, assert_is_ours
-from tests.support.combinations import each_value
-from tests.support.loaders import make, state_after
+from tests.support.examples import each_value
+from tests.support.loaders import PACKAGE, assert_is_ours, make, state_after
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
 
 NUM_ROWS = 60
@@ -384,7 +383,7 @@ STARVED = """
 import json, resource, sys
 from asyncdata import DataLoader
 from asyncdata.errors import AsyncDataError
-from tests.support.tokenize_fns import row_id
+from tests.support.loading import row_id
 
 path, room, num_workers = json.loads(sys.argv[1])
 import asyncdata.loader.engine, asyncdata.tokenization.user_function, asyncdata.workers.process_pool, asyncio

@@ -14,8 +14,7 @@ import pytest
 
 from asyncdata import DataLoader, RowFn
 from asyncdata.integrations.verl import check
-from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, ROOT, checkout, needs, run_python
-from tests.support.frameworks.stand_ins import stand_in_module
+from tests.support.frameworks.killed_runs import DEMO_TOKENIZER, ROOT, checkout, needs, run_python, stand_in_module
 from tests.support.frameworks.verl import defaults
 
 pytestmark = [pytest.mark.thorough]
@@ -79,7 +78,7 @@ def test_verl_knows_every_argument_of_its_example_and_reads_its_rows(example):
 TITAN = """
 import json, sys
 import torch._inductor.compile_fx, torch.distributed.pipelining  # torch looks whether there is triton
-from tests.support.frameworks.stand_ins import stand_in_for
+from tests.support.frameworks.killed_runs import stand_in_for
 stand_in_for("triton", "torch.utils.tensorboard")  # kernels of models for a GPU, and a log
 import train_torchtitan as example
 example.write_chats()

@@ -12,7 +12,7 @@ OF_TORCH = ("device", "follows_set_epoch", "pin_memory", "trainer_lookahead")
 
 @pytest.fixture
 def chats(tmp_path):
-    from tests.support.torch_loading import write_chats  # it needs torch
+    from tests.support.adapters import write_chats  # it needs torch
 
     return write_chats(tmp_path / "rows.jsonl")
 
@@ -26,7 +26,7 @@ def opened():
 @pytest.fixture
 def open_loader(chats, opened):
     from asyncdata.integrations.torch import StatefulDataLoader
-    from tests.support.torch_loading import knobs
+    from tests.support.adapters import knobs
 
     def opens(**given):
         ours = {name: given.pop(name) for name in OF_TORCH if name in given}

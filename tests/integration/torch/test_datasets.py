@@ -18,7 +18,7 @@ import torch
 
 from asyncdata.integrations import torch as integration
 from asyncdata.integrations.torch import AsyncDataset, OrderView, RowView, ranks
-from tests.support.torch_loading import knobs, of_torch_load, run, take
+from tests.support.adapters import knobs, of_torch_load, run, take
 
 pytestmark = [
     # Torch says so where a checkpoint is saved by a process alone.

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from asyncdata.integrations.torch import AsyncDataset, OrderView, StatefulDataLoader
-from tests.support.torch_loading import chain_epochs, of_torch_load
+from tests.support.adapters import chain_epochs, of_torch_load
 
 # The frameworks warn of each other's old names, and of settings that a test has.
 pytestmark = pytest.mark.filterwarnings("ignore")

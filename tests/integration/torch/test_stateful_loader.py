@@ -13,7 +13,7 @@ import pytest
 
 from asyncdata import AsyncDataLoader, DataLoader, RowFn
 from asyncdata.errors import BadRowError, ConfigError, LoaderClosedError, SnapshotError, WorkerError
-from tests.support.combinations import each_value
+from tests.support.examples import each_value
 from tests.support.ranks import settled
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -22,8 +22,8 @@ import torch
 
 from asyncdata.integrations.torch import OrderView, StatefulDataLoader
 from asyncdata.integrations.transfer_queue import QueueFeeder
-from tests.support.inner import change
-from tests.support.torch_loading import KINDS, MAX_LENGTH, SAMPLES, chat, knobs, of_torch_load, plain, run, take
+from tests.support.adapters import KINDS, MAX_LENGTH, SAMPLES, chat, knobs, of_torch_load, plain, run, take
+from tests.support.parts import change
 
 pytestmark = [
     # Torch says so where a checkpoint is saved by a process alone.

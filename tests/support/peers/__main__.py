@@ -6,7 +6,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.peers import babilong, rollouts, xtuner  # noqa: F401 - each registers its records
+from tests.support.peers import (
+    rollouts,  # noqa: F401 - each registers its records
+    xtuner,  # noqa: F401 - each registers its records
+)
 from tests.support.peers.records import RECORDS, write_record
 
 if __name__ == "__main__":

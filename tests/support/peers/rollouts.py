@@ -1,4 +1,4 @@
-"""What the data sources of slime and miles deliver: order, numbers, buffer, checkpoints, and rows of any shape."""
+"""What the data sources of slime and miles deliver, and what BABILong's recipe makes of rows."""
 
 import contextlib
 import functools
@@ -7,11 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.peers.checkouts import importable, module_of
-from tests.support.peers.records import digest, recorded
+from tests.support.peers.records import digest, importable, module_of, recorded
 from tests.support.slime_source import labels, numbers, slimes_args
-
-__all__ = ("TOKENIZER", "content", "merged", "place", "served", "saved", "theirs", "worked", "write_rows")
 
 TOKENIZER = str(Path(__file__).parents[3] / "asyncdata/assets/demo_tokenizer")
 _EACH_PART = (
@@ -288,3 +285,35 @@ def described(kind: Any) -> Any:
 
 
 REWARDS = ((1.5, None), ({"score": 2.0}, "score"))
+
+
+RESERVE = 8
+
+
+@recorded("babilong_recipe", "babilong")
+def _babilong_recipe(folder: Path, story: list[str], noise: list[str], size: int, max_length: int) -> Any:
+    from transformers import AutoTokenizer
+
+    module, tokenizer = module_of("babilong", "babilong_utils"), AutoTokenizer.from_pretrained(TOKENIZER)
+    (folder / "task.txt").write_text("\n".join(story * 2) + "\n")  # the last story of a file is never served
+    sampler = module.SentenceSampler([{"text": text} for text in noise], tokenizer=tokenizer, min_sentence_len=2)
+    tasks = module.TaskDataset(str(folder / "task.txt"))
+    made = module.NoiseInjectionDataset(tasks, sampler, tokenizer, sample_size=size)[0]
+    row = {"input": tokenizer.decode(made["input_tokens"]), "question": made["question"], "target": made["answer"]}
+    return {"row": row, **recipe(tokenizer, row, max_length, RESERVE)}
+
+
+def recipe(tokenizer: Any, row: dict[str, str], max_length: int, reserve: int) -> dict[str, list[int]]:
+    """The recipe's own steps, by a tokenizer of transformers. A blank line follows the context."""
+    prompt = f"{row['input']}\n\nQuestion: {row['question']}\nAnswer:"
+    prompt_ids = tokenizer(prompt, add_special_tokens=True, truncation=True, max_length=max_length - reserve).input_ids
+    answer_ids = tokenizer(f" {row['target']}", add_special_tokens=False).input_ids
+    input_ids = (prompt_ids + answer_ids)[:max_length]
+    labels = ([-100] * len(prompt_ids) + answer_ids)[:max_length]
+    num_padding = max_length - len(input_ids)
+    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return {
+        "input_ids": input_ids + [pad_id] * num_padding,
+        "labels": labels + [-100] * num_padding,
+        "attention_mask": [1] * len(input_ids) + [0] * num_padding,
+    }

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.peers.checkouts import module_of, xtuners_pictures, xtuners_preset
-from tests.support.peers.records import digest, recorded
-from tests.support.pictures import PATCH, image_processor
-from tests.support.xtuner_fns import Numbered
-from tests.support.xtuner_pictures import InternTiles, chat_of, draw, qwen_tokenizer
+from tests.support.media import PATCH, image_processor
+from tests.support.peers.records import digest, module_of, recorded, xtuners_pictures, xtuners_preset
+from tests.support.xtuner_fns import InternTiles, Numbered, chat_of, draw, qwen_tokenizer
 
 FIELDS = "input_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k num_padding position_ids".split()
 

@@ -24,8 +24,7 @@ from asyncdata.checkpoint.restore import check
 from asyncdata.checkpoint.snapshot import load, save
 from asyncdata.checkpoint.summary import describe
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError, SnapshotVersionError
-from tests.support.inner import change
-from tests.support.parts import Snapshot, describe_file, from_state_dict, to_state_dict
+from tests.support.parts import Snapshot, change, describe_file, from_state_dict, to_state_dict
 from tests.support.snapshots import DATA, FINGERPRINTS, FULL, GOLDEN_SNAPSHOT, LEAST, ORDER, names, wrapped
 
 

@@ -19,9 +19,7 @@ import pytest
 
 from asyncdata.demo import tokenizer_folder
 from asyncdata.telemetry.records import End, encode
-from tests.support.commands import asyncdata_process
-from tests.support.html_page import read_page
-from tests.support.pages import HOME, blocks_of, is_printed, run_block, run_command
+from tests.support.pages import HOME, asyncdata_process, blocks_of, is_printed, read_page, run_block, run_command
 from tests.support.parts import MAX_SAMPLES, Event, main
 from tests.support.telemetry_files import BEGAN, interval, start, write, write_run
 

@@ -12,8 +12,8 @@ import structlog
 
 from asyncdata.checkpoint.snapshot import load
 from asyncdata.cli import run as run_command
-from tests.support.combinations import each_value
-from tests.support.commands import asyncdata_process
+from tests.support.examples import each_value
+from tests.support.pages import asyncdata_process
 from tests.support.parts import Progress, Reading, combined_digest, main, read_record
 
 NUM_ROWS = 200
@@ -179,7 +179,7 @@ def test_a_reader_that_is_gone_causes_no_error(words):
         assert (process.wait(), process.stderr.read()) == (0, "")
 
 
-ROW_ID = "--tokenize-fn tests.support.tokenize_fns:row_id"
+ROW_ID = "--tokenize-fn tests.support.loading:row_id"
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import pytest
 from asyncdata.cli import main as cli
 from asyncdata.tokenization.encoders.equivalence_records import revoke
 from asyncdata.tokenization.encoders.text_encoder import choose
-from tests.support.backends import FEW, Fake, install
-from tests.support.inner import change
-from tests.support.parts import TokenizerFiles, subject_of
+from tests.support.parts import TokenizerFiles, change, subject_of
+from tests.support.tokenizers import FEW, Fake, install
 from tests.unit.tokenization.trained import assistant, user
 
 

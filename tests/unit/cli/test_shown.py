@@ -13,15 +13,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 import asyncdata as ad
 from asyncdata.xtuner import XTunerPacking
-from tests.support.inner import change
-from tests.support.parts import MaskedText, OrderView, Piece, TokenTexts, Turn, Turns, lines_of, plain_text
-from tests.support.tokenize_fns import row_id
+from tests.support.loading import row_id
+from tests.support.parts import MaskedText, OrderView, Piece, TokenTexts, Turn, Turns, change, lines_of, plain_text
 from tests.unit.tokenization.trained import assistant, user, variant
 
 NUM_ROWS = 120
 ROWS = [{"id": number, "pad": "é" * (number % 37)} for number in range(NUM_ROWS)]
-ROW_ID = ("--tokenize-fn", "tests.support.tokenize_fns:row_id")
-TWO_THIRDS = ("--tokenize-fn", "tests.support.tokenize_fns:every_third_dropped")
+ROW_ID = ("--tokenize-fn", "tests.support.loading:row_id")
+TWO_THIRDS = ("--tokenize-fn", "tests.support.loading:every_third_dropped")
 
 
 @pytest.fixture(autouse=True)

@@ -24,14 +24,14 @@ from asyncdata.core.checksummed_file import pack
 from asyncdata.core.files import lock, locked
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
-from tests.support.backends import Fake, install
-from tests.support.inner import change
+from tests.support.loading import row_id
 from tests.support.parts import (
     IndexFile,
     Proof,
     Subject,
     TemporaryFolder,
     TokenizerFiles,
+    change,
     check_ours,
     line_number,
     line_number_within,
@@ -40,7 +40,7 @@ from tests.support.parts import (
     subject_of,
     unpack_file,
 )
-from tests.support.tokenize_fns import row_id
+from tests.support.tokenizers import Fake, install
 
 # Whole at every instant; tests/unit/checkpoint has what a snapshot's file asks of them
 

@@ -15,7 +15,6 @@ from asyncdata.core.identity import digest, joined
 from asyncdata.core.messages import encode, pieces
 from asyncdata.errors import ConfigError
 from tests.support.faults import Program
-from tests.support.inner import change, real
 from tests.support.parts import (
     Address,
     Column,
@@ -29,8 +28,10 @@ from tests.support.parts import (
     Settings,
     Tokenized,
     by_reason,
+    change,
     data_fingerprint,
     decode_job,
+    real,
     shortened,
 )
 

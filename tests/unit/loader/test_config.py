@@ -30,9 +30,8 @@ from asyncdata import (
 from asyncdata.errors import ConfigError
 from asyncdata.loader import autotune as tuners
 from asyncdata.loader import config as declared
-from tests.support.inner import change
-from tests.support.parts import STRUCTS, TuningLimits, WorkerState, limits_of, mix_of_file, part_seed
-from tests.support.tokenize_fns import row_id
+from tests.support.loading import row_id
+from tests.support.parts import STRUCTS, TuningLimits, WorkerState, change, limits_of, mix_of_file, part_seed
 
 
 def refusal(**knobs: object) -> str:
@@ -270,7 +269,7 @@ mix = "inner/web.json"
 
 [parts.chat]
 source = ["/data/a.jsonl", "b.jsonl"]
-tokenize_fn = "tests.support.tokenize_fns:row_id"
+tokenize_fn = "tests.support.loading:row_id"
 """
 
 
@@ -285,7 +284,7 @@ def test_every_setting_is_read_and_paths_are_relative_to_the_file_that_has_them(
     assert (mix.by, mix.on_mix_change, mix.stages) == ("tokens", "apply", {0: None, 1000: {"math": 1}})
     math = mix.parts["math"]
     assert (math.weight, math.when_done, math.max_epochs) == (5, "leave", 2)
-    assert mix.parts["chat"].tokenize_fn == "tests.support.tokenize_fns:row_id"
+    assert mix.parts["chat"].tokenize_fn == "tests.support.loading:row_id"
     assert {leaf.name: leaf.part.source for leaf in mix.leaves()} == {
         "math": f"{tmp_path}/math/*.jsonl",
         "web.news": f"{tmp_path}/inner/news.jsonl",

@@ -20,9 +20,8 @@ from asyncdata import DataLoader, Mix, RowFn, SourceStatistics, Statistics
 from asyncdata.errors import ConfigError
 from asyncdata.loader import wait_progress
 from asyncdata.loader.statistics import lacking
-from tests.support.inner import change
 from tests.support.loading import NEVER_S
-from tests.support.parts import WaitProgress, WorkerState, explain_timeout, measurements, progress_of, way_of
+from tests.support.parts import WaitProgress, WorkerState, change, explain_timeout, measurements, progress_of, way_of
 
 IDLE, STARTING = WorkerState(state="idle"), WorkerState(state="starting")
 BUSY = WorkerState(state="busy", pid=7, busy_s=12.34, num_rows_done=3)

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata import RowShuffle
-from tests.support.chunks import ChunkPacer
 from tests.support.parts import (
     Block,
+    ChunkPacer,
     Indexed,
     IndexFile,
     RowError,

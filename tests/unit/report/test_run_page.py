@@ -12,7 +12,7 @@ from asyncdata.report.figures import lines, origins
 from asyncdata.report.page import Run, visible
 from asyncdata.telemetry.reader import read
 from tests.support.examples import in_ci
-from tests.support.html_page import read_page
+from tests.support.pages import read_page
 from tests.support.parts import (
     MAX_ROWS,
     MAX_SAMPLE_CHARS,
@@ -25,8 +25,16 @@ from tests.support.parts import (
     script_json,
     steps_of,
 )
-from tests.support.report_pages import HOSTILE, page_of, write_hostile_run, written_page
-from tests.support.telemetry_files import BEGAN, interval, start, write
+from tests.support.telemetry_files import (
+    BEGAN,
+    HOSTILE,
+    interval,
+    page_of,
+    start,
+    write,
+    write_hostile_run,
+    written_page,
+)
 
 SECTIONS = "overview waits left-out samples steps ranks lengths mix rates rollouts bad-rows events configuration"
 

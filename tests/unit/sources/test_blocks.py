@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from asyncdata import DataLoader, HuggingFaceSource, IterableSource, ParquetSource, Shuffle
 from asyncdata.errors import ConfigError
 from asyncdata.order.order import order_keys, shuffled_rows
+from tests.support.loaders import AS_IT_LIES, read_until_fault, rows_of
 from tests.support.parts import MAX_ROW_BYTES, Block, FileBlocks, FileRef, Job, ParquetBlocks, StreamOrder, resolve_path
-from tests.support.reading_rows import AS_IT_LIES, read_until_fault, rows_of
-from tests.support.streams import texts_of
+from tests.support.sources import texts_of
 
 
 def of_lines(*sizes: int, block_bytes: int = 10) -> FileBlocks:

@@ -15,7 +15,6 @@ import pytest
 from asyncdata.core.identity import digest
 from asyncdata.errors import SourceChangedError, SourceError
 from asyncdata.sources.files import stamp
-from tests.support.inner import change
 from tests.support.parts import (
     MAX_LISTED_FILES,
     WHOLE_BYTES,
@@ -27,6 +26,7 @@ from tests.support.parts import (
     Job,
     LineReader,
     canonical,
+    change,
     content_changes,
     data_fingerprint,
     describe_change,

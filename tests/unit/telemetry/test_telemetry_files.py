@@ -19,7 +19,6 @@ from asyncdata.telemetry.reader import difference, read, read_start
 from asyncdata.telemetry.records import decode, encode
 from tests.support import telemetry_files
 from tests.support.examples import in_ci
-from tests.support.inner import change
 from tests.support.parts import (
     EDGES,
     CallTimes,
@@ -30,6 +29,7 @@ from tests.support.parts import (
     Place,
     RecordFile,
     SourceCounts,
+    change,
     cpu_times,
 )
 from tests.support.telemetry_files import start, write, write_run

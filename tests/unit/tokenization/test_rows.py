@@ -10,9 +10,7 @@ from hypothesis import example, given
 from asyncdata import ChatTokenizeFn, Position, PromptTokenizeFn
 from asyncdata.core.messages import encode
 from asyncdata.tokenization.rows import excerpt
-from tests.support.chats import CHAT
 from tests.support.examples import in_ci
-from tests.support.function_kinds import KINDS, chat_prompt
 from tests.support.parts import (
     MAX_NESTING,
     MEDIA_KEYS,
@@ -35,6 +33,7 @@ from tests.support.parts import (
     trained_tokens,
     without_media,
 )
+from tests.support.tokenizers import CHAT, KINDS, chat_prompt
 from tests.unit.tokenization import Nowhere, drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.functions.test_chat import SEES, WRITES_ALL
 from tests.unit.tokenization.trained import assistant, user

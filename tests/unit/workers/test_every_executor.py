@@ -11,11 +11,10 @@ from structlog.testing import capture_logs
 
 from asyncdata import RayExecutor
 from tests.support import worker_fns
-from tests.support.executors import NEVER_S, Client, ids_of, tokenized, until, value_of
+from tests.support.executors import NEVER_S, Client, ids_of, process_pool, tokenized, until, value_of
+from tests.support.loading import characters, row_id
 from tests.support.parts import NUM_SLOTS, InlineExecutor
-from tests.support.pools import process_pool
 from tests.support.ray_cluster import two_nodes
-from tests.support.tokenize_fns import characters, row_id
 from tests.support.worker_fns import waits
 
 pytestmark = pytest.mark.asyncio

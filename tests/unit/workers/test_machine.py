@@ -10,9 +10,8 @@ import pytest
 from asyncdata import DataLoader, JsonlSource
 from tests.support import parts
 from tests.support.faults import until
-from tests.support.inner import change
-from tests.support.loading import ids
-from tests.support.tokenize_fns import row_id
+from tests.support.loading import ids, row_id
+from tests.support.parts import change
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:  100 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"
 ALL = 8_000_000 * 1024

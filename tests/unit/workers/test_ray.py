@@ -17,9 +17,8 @@ from asyncdata.workers.ray import executor
 from asyncdata.workers.ray import executor as cluster
 from tests.support import parts
 from tests.support.executors import Client
-from tests.support.inner import change
-from tests.support.loading import write_rows
-from tests.support.tokenize_fns import row_id
+from tests.support.loading import row_id, write_rows
+from tests.support.parts import change
 
 JOB = parts.Job(files=[], tokenize=None, max_row_bytes=1, block_bytes=1, slack_bytes=0)
 CONFIG = LoaderConfig.of({"executor": {"num_workers": 3}})

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
-from tests.support.inner import change
-from tests.support.parts import describe_file
+from tests.support.parts import change, describe_file
 from tests.support.slime_source import (
     InMemory,
     checkpoint_at,

@@ -20,8 +20,8 @@ from structlog.testing import capture_logs
 
 from asyncdata import errors
 from asyncdata.integrations.slime import AsyncDataSource, BadGroupError, ReadOnlyDataSource, ReadOnlyError
-from tests.support.inner import change
-from tests.support.peers.checkouts import stand_ins
+from tests.support.parts import change
+from tests.support.peers.records import stand_ins
 from tests.support.slime_source import (
     InMemory,
     SlimeSample,

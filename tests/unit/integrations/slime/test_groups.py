@@ -23,7 +23,7 @@ from asyncdata.core.checksummed_file import pack
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.integrations.slime import BadGroupError
 from asyncdata.integrations.slime import checkpoint as slime_groups
-from tests.support.inner import change
+from tests.support.parts import change
 from tests.support.slime_source import checkpoint_at, labels, source_of
 
 MIB = 1 << 20

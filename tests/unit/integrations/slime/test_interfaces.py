@@ -14,9 +14,8 @@ from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, S
 from asyncdata.integrations import slime
 from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdapterBase
 from asyncdata.integrations.slime import async_rollouts
-from tests.support.inner import change
-from tests.support.parts import TrackingBuffer
-from tests.support.peers.checkouts import stand_ins
+from tests.support.parts import TrackingBuffer, change
+from tests.support.peers.records import stand_ins
 from tests.support.slime_source import GatedRows, InMemory, SlimeSample, args_for, numbers, source_of
 
 

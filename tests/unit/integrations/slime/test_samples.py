@@ -25,8 +25,7 @@ from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
 from tests.support.examples import in_ci
 from tests.support.parts import SlimeTokenizeFn, from_record, groups_of, resolve_sample_type, to_record
-from tests.support.peers.checkouts import module_of, sglang, stand_ins, tool_model
-from tests.support.peers.records import cases_of
+from tests.support.peers.records import cases_of, module_of, sglang, stand_ins, tool_model
 from tests.support.peers.rollouts import fields_of
 from tests.support.slime_source import SlimeSample, args_for, runs_in_miles, source_of
 

@@ -12,9 +12,8 @@ import pytest
 from asyncdata import BadRows, JsonlSource, LoaderConfig, RowShuffle
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime import AsyncDataSource
-from tests.support.inner import change
-from tests.support.parts import PREFIX, Options, import_by_path, settings_of
-from tests.support.peers.checkouts import sglang
+from tests.support.parts import PREFIX, Options, change, import_by_path, settings_of
+from tests.support.peers.records import sglang
 from tests.support.slime_source import SLIMES_DEFAULTS, args_for, runs_in_miles, slimes_args, source_of
 from tests.unit import test_docs as docs
 

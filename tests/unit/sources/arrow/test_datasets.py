@@ -15,10 +15,9 @@ import pytest
 
 from asyncdata import DataLoader, HuggingFaceSource, Shuffle
 from asyncdata.errors import ConfigError, SourceChangedError
-from tests.support.inner import change
-from tests.support.parts import FileChangedError, Job, Overflow, StreamOrder, resolve_path
-from tests.support.reading_rows import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of
-from tests.support.streams import jsonl, texts_of, write
+from tests.support.loaders import AS_IT_LIES, read_until_fault, refusal_of, rows_of, samples_of
+from tests.support.parts import FileChangedError, Job, Overflow, StreamOrder, change, resolve_path
+from tests.support.sources import jsonl, texts_of, write
 
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")

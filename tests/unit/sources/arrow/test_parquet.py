@@ -22,7 +22,8 @@ from asyncdata import DataLoader, ParquetSource, Shuffle
 from asyncdata.errors import ConfigError, NoSamplesError
 from asyncdata.order.order import Order
 from asyncdata.sources.arrow import parquet_reader
-from tests.support.inner import change
+from tests.support.loaders import AS_IT_LIES, refusal_of, rows_of, samples_of
+from tests.support.loading import all_dropped
 from tests.support.parquet_files import pa, pq, reader_of, texts_of, write
 from tests.support.parquet_files import rows_of as rows_of_block
 from tests.support.parts import (
@@ -32,12 +33,11 @@ from tests.support.parts import (
     RowFault,
     RowWriter,
     block_rows,
+    change,
     encode_row,
     is_same_form,
     plain_state,
 )
-from tests.support.reading_rows import AS_IT_LIES, refusal_of, rows_of, samples_of
-from tests.support.tokenize_fns import all_dropped
 
 
 def refused(source: Any, words: str) -> None:

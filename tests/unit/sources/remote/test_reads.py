@@ -16,10 +16,19 @@ from hypothesis import strategies as st
 
 from asyncdata.core.files import locked
 from asyncdata.errors import SourceChangedError, SourceError
-from tests.support.fake_store import FakeStore
-from tests.support.inner import change
 from tests.support.loading import NEVER_S
-from tests.support.parts import Address, BlockCache, ObjectStamp, ReadLimits, Reads, StoreError, StoreSpec, coalesced
+from tests.support.parts import (
+    Address,
+    BlockCache,
+    ObjectStamp,
+    ReadLimits,
+    Reads,
+    StoreError,
+    StoreSpec,
+    change,
+    coalesced,
+)
+from tests.support.stores import FakeStore
 
 DATA = bytes(range(256)) * 400
 STAMP = ObjectStamp(Address("s3", "bucket", "folder/key"), len(DATA), '"old"')
@@ -61,7 +70,7 @@ def fake(monkeypatch) -> type[FakeStore]:
 
 def reads(**limits: float) -> Reads:
     limited = ReadLimits(**limits)  # type: ignore[arg-type]
-    return Reads([StoreSpec("tests.support.fake_store:FakeStore", "", {}, limited)])
+    return Reads([StoreSpec("tests.support.stores:FakeStore", "", {}, limited)])
 
 
 def test_many_requests_are_in_flight_and_no_more_than_the_limit(fake, monkeypatch):

@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 
 from asyncdata import HuggingFaceSource, JsonArraySource, JsonlSource, ParquetSource
 from asyncdata.errors import ConfigError, SourceError
-from tests.support.fault_proxy import FaultProxy, Faults
-from tests.support.hub_server import HubServer
-from tests.support.inner import change
 from tests.support.parts import (
     HTTP,
     Address,
@@ -26,6 +23,7 @@ from tests.support.parts import (
     ObjectStamp,
     ObstoreStore,
     StoreError,
+    change,
     find_objects,
     is_address,
     store_spec,
@@ -33,6 +31,7 @@ from tests.support.parts import (
     without_secrets,
     write_stored,
 )
+from tests.support.servers import FaultProxy, Faults, HubServer
 from tests.support.stores import HttpHost
 
 TOKEN = "hf_verysecret"

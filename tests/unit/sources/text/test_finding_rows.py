@@ -18,7 +18,6 @@ from asyncdata import JsonArraySource
 from asyncdata.errors import SourceError
 from asyncdata.sources import json_array
 from tests.support.examples import in_ci
-from tests.support.inner import change
 from tests.support.parts import (
     ArrayBlocks,
     ArrayReader,
@@ -27,12 +26,13 @@ from tests.support.parts import (
     FileRef,
     Job,
     PythonLineReader,
+    change,
     read_block,
     read_row,
     split_array,
     split_lines,
 )
-from tests.support.streams import cut, texts_of
+from tests.support.sources import cut, texts_of
 
 Row = tuple[int, int, bytes]
 """Offset in the text, length, and bytes; of a row that is too long, no bytes."""

@@ -12,9 +12,9 @@ import pytest
 
 from asyncdata import JsonArraySource, JsonlSource, Shuffle
 from asyncdata.errors import SourceError
+from tests.support.loaders import read_until_fault, refusal_of, rows_of, samples_of
 from tests.support.parts import StreamOrder
-from tests.support.reading_rows import read_until_fault, refusal_of, rows_of, samples_of
-from tests.support.streams import frames, jsonl, members, write
+from tests.support.sources import frames, jsonl, members, write
 
 ROW = b'{"id": 1}\n'
 CODERS: dict[str, Callable[[list[bytes]], bytes]] = {"gz": members, "zst": frames}

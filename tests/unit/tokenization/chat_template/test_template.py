@@ -9,7 +9,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata.errors import ConfigError
 from tests.support.chat_templates import EACH, LOOKS, SPECIAL, WELL_KNOWN
-from tests.support.inner import change
 from tests.support.parts import (
     ADD,
     NOTHING_PROVEN,
@@ -19,6 +18,7 @@ from tests.support.parts import (
     RowFault,
     Shapes,
     Step,
+    change,
     choose_templates,
     make_environment,
 )

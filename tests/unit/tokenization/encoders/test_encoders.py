@@ -24,11 +24,7 @@ from asyncdata.errors import ConfigError
 from asyncdata.tokenization.encoders import fast_backends, text_encoder
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from asyncdata.tokenization.encoders.text_encoder import choose
-from tests.support.backends import Fake, install
 from tests.support.examples import in_ci
-from tests.support.found_out import RARE, FoundOut, audit_often
-from tests.support.function_kinds import CHAT, KINDS
-from tests.support.inner import change, real
 from tests.support.parts import (
     BoundedEncoder,
     FlatIds,
@@ -39,10 +35,14 @@ from tests.support.parts import (
     TokenizerFiles,
     TokenLengths,
     WrongIdsError,
+    change,
     lengths_of,
     open_encoder,
+    real,
     subject_of,
 )
+from tests.support.tokenizers import CAFE as CHAT
+from tests.support.tokenizers import KINDS, RARE, Fake, FoundOut, audit_often, install
 from tests.unit.tokenization import outcomes, run
 
 
@@ -232,7 +232,7 @@ AUDITOR = """
 import sys
 sys.path[:] = sys.argv[1:]
 from asyncdata.tokenization.encoders import text_encoder
-from tests.support.inner import change, real
+from tests.support.parts import change, real
 text_encoder.FIRST_AUDIT_TOKENS = 1
 print(text_encoder._Audit().is_due(5), flush=True)
 sys.stdin.read()

@@ -20,7 +20,6 @@ from asyncdata.errors import ConfigError
 from asyncdata.tokenization.encoders import equivalence_records as records
 from asyncdata.tokenization.encoders.equivalence_sweep import make
 from asyncdata.tokenization.encoders.text_encoder import choose
-from tests.support.backends import FEW, Fake, install, shorten
 from tests.support.parts import (
     CharacterFinder,
     GrowingProof,
@@ -35,6 +34,7 @@ from tests.support.parts import (
     ranges_of,
     separator_of,
 )
+from tests.support.tokenizers import FEW, Fake, install, shorten
 from tests.unit.tokenization.trained import variant
 
 

@@ -25,7 +25,7 @@ from asyncdata import (
 from asyncdata.cli.main import main
 from asyncdata.errors import BadRowError
 from asyncdata.workers.inline import InlineExecutor
-from tests.support.html_page import read_page
+from tests.support.pages import read_page
 
 ASKS, SAYS = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}
 CHAT: dict[str, Any] = {"messages": [ASKS, SAYS]}
@@ -81,7 +81,7 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"input": "Why?"},
     ),
     "a renderer": (
-        lambda name, **more: RendererTokenizeFn(name, build="tests.support.renderers:characters", **more),
+        lambda name, **more: RendererTokenizeFn(name, build="tests.support.worker_fns:characters", **more),
         CHAT,
     ),
 }

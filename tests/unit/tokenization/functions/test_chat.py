@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn
 from tests.support.chat_templates import WELL_KNOWN, plain
-from tests.support.chats import CHAT, END, GENERATION, said
-from tests.support.combinations import each_value
+from tests.support.examples import each_value
+from tests.support.tokenizers import CHAT, END, GENERATION, said
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import (
     added_tokens,

@@ -11,7 +11,7 @@ from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, Re
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
 from asyncdata.tokenization.tokenizer_files import TokenizerFiles
-from tests.support.chats import END
+from tests.support.tokenizers import END
 from tests.unit.tokenization import run, token_ids, values
 from tests.unit.tokenization.functions.test_chat import WITH_CALLS
 from tests.unit.tokenization.trained import assistant, mask_of, tokenizer_of, trained, user, variant
@@ -417,7 +417,7 @@ def test_arguments_that_are_no_object_make_a_bad_row_that_is_told_where(small_to
     name, messages = str(small_tokenizer), chat(call(TEXT), call(text), content=None)
     functions = [ChatTokenizeFn(name, chat_template=each) for each, _ in FORMS.values()]
     functions += [PreferenceTokenizeFn(name, chat_template=ENCODES)]
-    functions += [RendererTokenizeFn(name, build="tests.support.renderers:characters")]
+    functions += [RendererTokenizeFn(name, build="tests.support.worker_fns:characters")]
     row = {"messages": messages, "prompt": messages[:3], "chosen": [assistant("b")], "rejected": [assistant("c")]}
 
     for fn in functions:

@@ -10,7 +10,7 @@ from tokenizers import processors
 from asyncdata import FixedLengthTokenizeFn, PreferenceTokenizeFn, TextTokenizeFn
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.errors import BadRowError
-from tests.support.peers.babilong import recipe
+from tests.support.peers.rollouts import recipe
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.trained import assistant, mask_of, tokenizer_of, trained_texts, user, variant
 from tests.unit.tokenization.trained import delivered as samples

@@ -12,8 +12,8 @@ from asyncdata import ChatTokenizeFn, DataLoader, PromptTokenizeFn, RendererToke
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.tokenization.functions.chat import made_by_renderers
 from asyncdata.tokenization.functions.prompt import PromptRowFn
-from tests.support.function_kinds import chat_prompt
-from tests.support.renderers import END
+from tests.support.tokenizers import chat_prompt
+from tests.support.worker_fns import STOP as END
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import delivered, user, variant
 from tests.unit.tokenization.trained import delivered as samples
@@ -264,7 +264,7 @@ def test_a_chat_may_have_a_label(tmp_path, small_tokenizer):
         samples(tmp_path, fn, rows[0], rows[2])
 
 
-OURS = "tests.support.renderers:characters"
+OURS = "tests.support.worker_fns:characters"
 CHAT = [
     {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "?"},
     {"role": "assistant", "content": "B"},
@@ -330,7 +330,7 @@ def test_rows_are_dropped_or_bad_as_those_of_templates(tmp_path, small_tokenizer
 
 
 def test_a_renderer_without_a_mask_is_named_with_what_renders_templates(tmp_path, small_tokenizer):
-    fn = RendererTokenizeFn(small_tokenizer, build="tests.support.renderers:maskless")
+    fn = RendererTokenizeFn(small_tokenizer, build="tests.support.worker_fns:maskless")
     with pytest.raises(BadRowError, match=r"AD425 .* sampled_mask has 0 values, .*ChatTokenizeFn renders templates"):
         delivered(tmp_path, fn, RENDERED)
 
@@ -338,7 +338,7 @@ def test_a_renderer_without_a_mask_is_named_with_what_renders_templates(tmp_path
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"build": "tests.support.renderers:nothing"}, "AD420 cannot import"),
+        ({"build": "tests.support.worker_fns:nothing"}, "AD420 cannot import"),
         ({"build": OURS, "tokenizer_backend": "gigatoken"}, "the renderer tokenizes"),
         ({"build": OURS, "arguments": {"one": {1}}}, "arguments must be JSON values"),
     ],
@@ -355,7 +355,7 @@ def test_another_renderer_or_version_is_another_function(small_tokenizer, monkey
     one = prints()
     assert prints() == one
     assert prints(arguments={"offset": 1})["tokenize_fn"] != one["tokenize_fn"]
-    monkeypatch.setattr("tests.support.renderers.Characters.version", 2, raising=False)
+    monkeypatch.setattr("tests.support.worker_fns.Characters.version", 2, raising=False)
     assert prints() == one | {"template": f"{OURS} version 2"}
 
 

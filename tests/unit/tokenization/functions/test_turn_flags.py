@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn
 from asyncdata.errors import BadRowError
 from asyncdata.workers.inline import InlineExecutor
-from tests.support.chats import END, GENERATION
+from tests.support.tokenizers import END, GENERATION
 from tests.unit.tokenization.trained import delivered as in_order
 
 FLAGS = ("loss", "train", "training", "trainable", "weight")
@@ -80,7 +80,7 @@ def test_rows_of_other_trainers_leave_out_the_turns_that_they_say(tmp_path, smal
 
 
 def test_a_renderer_leaves_them_out_too(tmp_path, small_tokenizer, rows):
-    fn = RendererTokenizeFn(small_tokenizer, build="tests.support.renderers:characters")
+    fn = RendererTokenizeFn(small_tokenizer, build="tests.support.worker_fns:characters")
 
     samples, counted, events = delivered(tmp_path, fn, *rows)
 
@@ -139,7 +139,7 @@ BAD = {
 @pytest.mark.parametrize("kind", [ChatTokenizeFn, RendererTokenizeFn])
 @pytest.mark.parametrize(("row", "reason"), BAD.values(), ids=BAD)
 def test_another_value_is_a_bad_row_that_names_the_setting(tmp_path, small_tokenizer, kind, row, reason):
-    more = {"build": "tests.support.renderers:characters"} if kind is RendererTokenizeFn else {}
+    more = {"build": "tests.support.worker_fns:characters"} if kind is RendererTokenizeFn else {}
 
     with pytest.raises(BadRowError, match="AD111") as caught:
         delivered(tmp_path, kind(small_tokenizer, **more), {"messages": chat()}, row)
@@ -226,7 +226,7 @@ def test_prompts_have_no_flags(tmp_path, small_tokenizer):
     messages = chat({"loss": True}, {"weight": "0"}, {"train": 7})[:3]
     functions = [
         PromptTokenizeFn(small_tokenizer, prompt_key="messages", apply_chat_template=True),
-        RendererTokenizeFn(small_tokenizer, build="tests.support.renderers:characters", train_on="none"),
+        RendererTokenizeFn(small_tokenizer, build="tests.support.worker_fns:characters", train_on="none"),
     ]
 
     for fn in functions:

@@ -14,13 +14,11 @@ from asyncdata.errors import ConfigError, SourceError, WorkerError
 from asyncdata.workers import popen
 from tests.support.executors import NEVER_S
 from tests.support.faults import until
-from tests.support.inner import change
-from tests.support.loading import ids, write_rows
-from tests.support.parts import EarlyForkServer
-from tests.support.tokenize_fns import row_id
+from tests.support.loading import ids, row_id, write_rows
+from tests.support.parts import EarlyForkServer, change
 from tests.support.worker_fns import Opening
 
-ROW_ID = "tests.support.tokenize_fns:row_id"
+ROW_ID = "tests.support.loading:row_id"
 
 
 @pytest.fixture

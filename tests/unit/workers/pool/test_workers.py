@@ -21,10 +21,24 @@ import structlog
 from asyncdata.core.messages import frame
 from asyncdata.errors import WorkerError
 from tests.support import parts, worker_fns
-from tests.support.executors import NEVER_S, Client, failure_of, ids_of, tokenized, until, value_of
-from tests.support.inner import change, real
-from tests.support.pools import all_ready, events_of, fork_server, pids, pool, process_pool, said
-from tests.support.tokenize_fns import kills_on_13, row_id
+from tests.support.executors import (
+    NEVER_S,
+    Client,
+    all_ready,
+    events_of,
+    failure_of,
+    fork_server,
+    ids_of,
+    pids,
+    pool,
+    process_pool,
+    said,
+    tokenized,
+    until,
+    value_of,
+)
+from tests.support.loading import kills_on_13, row_id
+from tests.support.parts import change, real
 from tests.support.worker_fns import Opening, tells_who, waits
 
 pytestmark = pytest.mark.asyncio

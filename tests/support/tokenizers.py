@@ -1,0 +1,171 @@
+"""Chats, every tokenize function with a tokenizer, and fast backends that are wrong where a test says so."""
+
+import json
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import pytest
+from tokenizers import Tokenizer
+
+from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
+from asyncdata.loader import proving
+from asyncdata.tokenization.base import BatchTokenizer
+from asyncdata.tokenization.encoders import equivalence_records, equivalence_sweep, fast_backends, text_encoder
+from asyncdata.tokenization.encoders.fast_backends import FlatIds
+from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
+from tests.unit.tokenization.trained import assistant, user
+
+END = "<|im_end|>"
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    user("Why?"),
+    assistant("Because."),
+    user("And then?"),
+    assistant("Nothing."),
+]
+
+GENERATION = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"""
+
+
+def said(message: dict[str, Any]) -> str:
+    text = message.get("content") or ""
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        text += f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": {arguments}}}\n</tool_call>'
+    return text + END
+
+
+CAFE = [{"role": "user", "content": "What is café?"}, {"role": "assistant", "content": "It is four."}]
+ASKED = f"<|im_start|>user\nWhat is café?{END}\n<|im_start|>assistant\n"
+
+
+class Kind(NamedTuple):
+    """A tokenize function.
+
+    :ivar make: makes it of a tokenizer's folder and settings.
+    :ivar row: a row for it.
+    :ivar key: the row's key of which most of the tokens are.
+    :ivar text: the text of the row's tokens, without padding.
+    :ivar trained: what of it is trained; None if its samples have no labels.
+    """
+
+    make: Callable[..., Any]
+    row: dict[str, Any]
+    key: str
+    text: str
+    trained: str | None
+
+
+def chat_prompt(folder: str, **more: Any) -> PromptTokenizeFn:
+    return PromptTokenizeFn(folder, apply_chat_template=True, **more)
+
+
+def fixed_length(folder: str, **more: Any) -> FixedLengthTokenizeFn:
+    return FixedLengthTokenizeFn(folder, **{"max_length": 64, "prompt": "{q}", "answer": "{a}", **more})
+
+
+PAIR = {"prompt": "What is it?", "chosen": " It is four.", "rejected": " It is café."}
+KINDS = {
+    "prompt": Kind(PromptTokenizeFn, {"input": "What is café?"}, "input", "What is café?", None),
+    "chat prompt": Kind(chat_prompt, {"input": CAFE[:1]}, "input", ASKED, None),
+    "text": Kind(
+        TextTokenizeFn, {"text": f"{END}What is café?"}, "text", f"{END}What is café?{END}", f"What is café?{END}"
+    ),
+    "chat": Kind(
+        ChatTokenizeFn, {"messages": CAFE}, "messages", f"{ASKED}It is four.{END}\n", f"It is four.{END}"
+    ),
+    "pair": Kind(PreferenceTokenizeFn, PAIR, "chosen", f"What is it? It is four.{END}", f" It is four.{END}"),
+    "fixed length": Kind(
+        fixed_length, {"q": "What is café?", "a": " It is four."}, "q", f"What is café? It is four.{END}",
+        f" It is four.{END}",
+    ),
+}  # fmt: skip
+
+
+FEW = (9, 10, 13, *range(0x20, 0x7F), *range(0xDE, 0x102), 0x301, 0x323, *range(0x410, 0x418), 0x4E2D, 0xAC01, 0x1F600)
+"""The characters of a short sweep."""
+
+
+class Fake:
+    """Gives the ids of ``tokenizers``, but for texts that are ``wrong``: those lose their last id, or raise."""
+
+    def __init__(self, tokenizer: Tokenizer, wrong: Callable[[str], bool], *, raises: bool = False) -> None:
+        self._right = HfEncoder(tokenizer)
+        self._wrong = wrong
+        self._raises = raises
+        self.num_texts = 0
+
+    def __call__(self, texts: list[str]) -> FlatIds:
+        self.num_texts += len(texts)
+        is_wrong = [self._wrong(text) for text in texts]
+        if self._raises and any(is_wrong):
+            raise ValueError("no such text")
+
+        found = self._right(texts)
+        if not any(is_wrong):
+            return found
+
+        pieces = [ids[:-4] if wrong else ids for ids, wrong in zip(found.of_each(), is_wrong, strict=True)]
+        ends, end = array("I"), 0
+        for piece in pieces:
+            end += len(piece) // 4
+            ends.append(end)
+        return fast_backends.FlatIds(b"".join(pieces), ends)
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    encoders: dict[str, Callable[[], fast_backends.FlatEncoder]],
+    points: Iterable[int] = FEW,
+) -> dict[str, int]:
+    """Make ``encoders`` the fast backends that are installed, and sweeps short ones that begin with ``points``.
+
+    :return: how often each was loaded.
+    """
+    loads = dict.fromkeys(encoders, 0)
+
+    def load(name: str, _json: bytes, *, splits_special: bool = False) -> fast_backends.FlatEncoder:
+        loads[name] += 1
+        return encoders[name]()
+
+    for module in (fast_backends, equivalence_records):
+        monkeypatch.setattr(module, "version_of", lambda name: "1.0" if name in encoders else None)
+    for module in (fast_backends, equivalence_sweep):
+        monkeypatch.setattr(module, "load_backend", load)
+    shorten(monkeypatch, points)
+    return loads
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch, points: Iterable[int], longest_text: int = 500) -> None:
+    """Make sweeps short, which begin with these characters."""
+    for module in (equivalence_sweep, proving):
+        monkeypatch.setattr(module, "FIRST", list(points))
+    monkeypatch.setattr(equivalence_sweep, "NUM_RANDOM_TEXTS", 100)
+    monkeypatch.setattr(equivalence_sweep, "LONGEST_TEXT", longest_text)
+
+
+RARE = "a rare text"
+
+
+class FoundOut(PromptTokenizeFn, frozen=True, kw_only=True):
+    """Prompts by a backend that was proven, and is wrong on one text."""
+
+    def open(self) -> BatchTokenizer:
+        patch = pytest.MonkeyPatch()  # for as long as the process is there
+        audit_often(patch)
+        right = Tokenizer.from_file(f"{self.tokenizer}/tokenizer.json")
+        install(patch, {"gigatoken": lambda: Fake(right, lambda text: text == RARE)}, points=range(0x20, 0x7F))
+        return super().open()
+
+
+def audit_often(patch: pytest.MonkeyPatch) -> None:
+    """Every second text is audited, from the first on."""
+    patch.setattr(text_encoder, "FIRST_AUDIT_TOKENS", 1)
+    patch.setattr(text_encoder, "AUDIT_EVERY", 2)
+    patch.setattr(text_encoder, "WORK_BEFORE_AUDIT_S", 0.0)
