@@ -113,7 +113,9 @@ def test_a_mix_of_parts_without_names_is_refused(parts):
 def test_what_is_no_list_of_groups_or_samples_is_refused(open_loader):
     with open_loader(outcomes=ad.Outcomes()) as loader:
         sample, *_ = loader.get_next_batch(2)
-        with pytest.raises(InvalidGroupError, match=r"^AD432 group 0 .*got Sample; a group of one .*\[sample\]"):
+        with pytest.raises(
+            InvalidGroupError, match=r"^AD432 group 0 .*got Sample; a group of one sample is \[sample\]"
+        ):
             loader.add_samples([sample])
         with pytest.raises(SnapshotError, match=r"^AD602 .*it is a str, .*; restore\(path\) loads a file"):
             loader.load_state_dict("run.snapshot")

@@ -259,7 +259,9 @@ def test_a_reward_of_several_values_is_looked_at_by_its_key_and_staleness_at_the
 @pytest.mark.parametrize("version", ["7", 7.0, {"step": 7}, [7, "8"]])
 def test_a_version_that_is_no_whole_number_is_named_with_its_sample(version):
     buffer_filter, buffer = ByStaleness(version_key="rollout"), written_by(3, version, key="rollout")
-    with pytest.raises(InvalidGroupError, match=r"AD433 group 1, sample 2: extra\['rollout'\] is .* a whole number"):
+    with pytest.raises(
+        InvalidGroupError, match=r"AD433 group 1, sample 2: extra\['rollout'\] is .*need a whole number"
+    ):
         buffer_filter(buffer, 2)
     with pytest.raises(FilterError, match=r"AD431 the buffer filter ByStaleness\(.*AD433 group 1, sample 2"):
         served(buffer_filter, buffer)
@@ -357,6 +359,8 @@ def test_a_group_with_too_few_tokens_for_its_response_is_not_touched(length):
     group = rolled_out(2, [], [9, 10])
     group[1].response_length = length
     before = [sample.to_dict() for sample in group]
-    with pytest.raises(InvalidGroupError, match=f"AD433 group 2, sample 5: response_length is '{length}' .* 2 tokens"):
+    with pytest.raises(
+        InvalidGroupError, match=f"AD433 group 2, sample 5: response_length is '{length}' .*its 2 tokens"
+    ):
         reset_response(group, response_in_tokens=True)
     assert [sample.to_dict() for sample in group] == before

@@ -340,7 +340,9 @@ async def test_while_others_work_the_start_of_a_worker_is_retried_until_there_is
 async def test_without_room_for_a_fork_and_without_a_worker_the_error_says_so(rows, monkeypatch):
     """The fork server may open too few descriptors to receive those of a worker."""
     change(monkeypatch, patience_with_starts_s=0.1)
-    refused = pytest.RaisesExc(WorkerError, match="^AD426 workers cannot be started: Too many open files; raise")
+    refused = pytest.RaisesExc(
+        WorkerError, match="^AD426 workers cannot be started: Too many open files; raise the limit"
+    )
     with pytest.RaisesGroup(refused, flatten_subgroups=True):
         async with pool(rows(1), row_id) as (executor, _, _):
             resource.prlimit(fork_server().pid, resource.RLIMIT_NOFILE, (3, 3))
