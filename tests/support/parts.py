@@ -33,7 +33,7 @@ _NAMES = {
         "decode_reply"
     ),
     "core.plain_values": "from_builtins to_builtins",
-    "core.settings": "Settings resolve_path tag_of",
+    "core.settings": "Settings prepared resolve_path tag_of",
     "core.threads": "call_soon_in_this_loop no_op",
     "core.types": "SampleRange measured",
     "delivery.bad_rows": "_REASONS bad_row_error MassDrops without_text",
