@@ -308,7 +308,7 @@ def on_ray(settings: dict[str, Any]) -> None:
     """An actor ends in each of the ways; another one lives when this process ends."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
     for way in (*RAY_WAYS, STAYS):
         folder = Path(settings["folder"], way)
         folder.mkdir()

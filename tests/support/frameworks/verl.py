@@ -143,7 +143,7 @@ def scores_of_step(folder):
     changes["data"]["asyncdata"] |= {"shuffle": True, "rows_per_epoch": ROWS, "outcomes": {}}
     changes["algorithm"] = {"filter_groups": {"enable": True, "metric": "acc"}}
     changes["trainer"] = {"v1": {"trainer_mode": "separate_async", "sampler": {"max_off_policy_threshold": 1}}}
-    ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR")
+    ray.init("local", num_cpus=8, include_dashboard=False, logging_level="ERROR")
     tq.init()
     trainer = V1(configuration(folder, changes)).trainer
     trainer.replay_buffer.poll_interval = 0.01
