@@ -31,6 +31,7 @@ from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from asyncdata.tokenization.encoders.text_encoder import choose
 from tests.support.examples import each_value
 from tests.support.faults import until
+from tests.support.function_kinds import KINDS, Kind
 from tests.support.parts import (
     SWITCH,
     GrowingProof,
@@ -51,7 +52,7 @@ from tests.support.parts import (
     subject_of,
     version_of,
 )
-from tests.support.tokenizers import FEW, KINDS, Fake, Kind, install, shorten
+from tests.support.tokenizers import FEW, Fake, install, shorten
 from tests.unit.tokenization import outcomes, run
 
 ROWS_PER_REQUEST = 256

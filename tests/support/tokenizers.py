@@ -3,20 +3,19 @@
 import json
 from array import array
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, TextTokenizeFn
+from asyncdata import PromptTokenizeFn
 from asyncdata.loader import proving
 from asyncdata.tokenization.base import BatchTokenizer
 from asyncdata.tokenization.encoders import equivalence_records, equivalence_sweep, fast_backends, text_encoder
 from asyncdata.tokenization.encoders.fast_backends import FlatIds
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
+from tests.support.function_kinds import END
 from tests.unit.tokenization.trained import assistant, user
-
-END = "<|im_end|>"
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -39,53 +38,6 @@ def said(message: dict[str, Any]) -> str:
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         text += f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": {arguments}}}\n</tool_call>'
     return text + END
-
-
-CAFE = [{"role": "user", "content": "What is café?"}, {"role": "assistant", "content": "It is four."}]
-ASKED = f"<|im_start|>user\nWhat is café?{END}\n<|im_start|>assistant\n"
-
-
-class Kind(NamedTuple):
-    """A tokenize function.
-
-    :ivar make: makes it of a tokenizer's folder and settings.
-    :ivar row: a row for it.
-    :ivar key: the row's key of which most of the tokens are.
-    :ivar text: the text of the row's tokens, without padding.
-    :ivar trained: what of it is trained; None if its samples have no labels.
-    """
-
-    make: Callable[..., Any]
-    row: dict[str, Any]
-    key: str
-    text: str
-    trained: str | None
-
-
-def chat_prompt(folder: str, **more: Any) -> PromptTokenizeFn:
-    return PromptTokenizeFn(folder, apply_chat_template=True, **more)
-
-
-def fixed_length(folder: str, **more: Any) -> FixedLengthTokenizeFn:
-    return FixedLengthTokenizeFn(folder, **{"max_length": 64, "prompt": "{q}", "answer": "{a}", **more})
-
-
-PAIR = {"prompt": "What is it?", "chosen": " It is four.", "rejected": " It is café."}
-KINDS = {
-    "prompt": Kind(PromptTokenizeFn, {"input": "What is café?"}, "input", "What is café?", None),
-    "chat prompt": Kind(chat_prompt, {"input": CAFE[:1]}, "input", ASKED, None),
-    "text": Kind(
-        TextTokenizeFn, {"text": f"{END}What is café?"}, "text", f"{END}What is café?{END}", f"What is café?{END}"
-    ),
-    "chat": Kind(
-        ChatTokenizeFn, {"messages": CAFE}, "messages", f"{ASKED}It is four.{END}\n", f"It is four.{END}"
-    ),
-    "pair": Kind(PreferenceTokenizeFn, PAIR, "chosen", f"What is it? It is four.{END}", f" It is four.{END}"),
-    "fixed length": Kind(
-        fixed_length, {"q": "What is café?", "a": " It is four."}, "q", f"What is café? It is four.{END}",
-        f" It is four.{END}",
-    ),
-}  # fmt: skip
 
 
 FEW = (9, 10, 13, *range(0x20, 0x7F), *range(0xDE, 0x102), 0x301, 0x323, *range(0x410, 0x418), 0x4E2D, 0xAC01, 0x1F600)

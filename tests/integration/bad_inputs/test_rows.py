@@ -20,8 +20,9 @@ from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import NoSamplesError, SourceError
 from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support import loading
+from tests.support.function_kinds import chat_prompt
 from tests.support.loaders import GOOD, deliver, place_of_bad, prompts, with_bad
-from tests.support.tokenizers import CHAT, chat_prompt
+from tests.support.tokenizers import CHAT
 
 PROMPTS = """\
 {%- for m in messages %}{{ raise_exception('no such role') if m.role == 'oracle' }}<{{ m.content }}>{% endfor %}"""

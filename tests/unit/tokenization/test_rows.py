@@ -11,6 +11,7 @@ from asyncdata import ChatTokenizeFn, Position, PromptTokenizeFn
 from asyncdata.core.messages import encode
 from asyncdata.tokenization.rows import excerpt
 from tests.support.examples import in_ci
+from tests.support.function_kinds import KINDS, chat_prompt
 from tests.support.parts import (
     MAX_NESTING,
     MEDIA_KEYS,
@@ -33,7 +34,7 @@ from tests.support.parts import (
     trained_tokens,
     without_media,
 )
-from tests.support.tokenizers import CHAT, KINDS, chat_prompt
+from tests.support.tokenizers import CHAT
 from tests.unit.tokenization import Nowhere, drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.functions.test_chat import SEES, WRITES_ALL
 from tests.unit.tokenization.trained import assistant, user

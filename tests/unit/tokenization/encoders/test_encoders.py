@@ -25,6 +25,8 @@ from asyncdata.tokenization.encoders import fast_backends, text_encoder
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from asyncdata.tokenization.encoders.text_encoder import choose
 from tests.support.examples import in_ci
+from tests.support.function_kinds import CAFE as CHAT
+from tests.support.function_kinds import KINDS
 from tests.support.parts import (
     BoundedEncoder,
     FlatIds,
@@ -41,8 +43,7 @@ from tests.support.parts import (
     real,
     subject_of,
 )
-from tests.support.tokenizers import CAFE as CHAT
-from tests.support.tokenizers import KINDS, RARE, Fake, FoundOut, audit_often, install
+from tests.support.tokenizers import RARE, Fake, FoundOut, audit_often, install
 from tests.unit.tokenization import outcomes, run
 
 

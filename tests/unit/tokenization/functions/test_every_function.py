@@ -12,8 +12,9 @@ from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, PreferenceTokenizeF
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.functions.prompt import PromptRowFn
+from tests.support.function_kinds import KINDS, Kind, chat_prompt, fixed_length
 from tests.support.loading import NEVER_S
-from tests.support.tokenizers import GENERATION, KINDS, Kind, chat_prompt, fixed_length
+from tests.support.tokenizers import GENERATION
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
 
@@ -270,7 +271,7 @@ HEAVY = """
 import sys
 sys.path[:] = sys.argv[2:]
 from asyncdata.tokenization.column_writer import ColumnWriter
-from tests.support.tokenizers import KINDS
+from tests.support.function_kinds import KINDS
 for kind in KINDS.values():
     kind.make(sys.argv[1]).open()([str(kind.row).replace("'", '"').encode()], ColumnWriter())
 print(*{"numpy", "torch", "transformers", "huggingface_hub", "anyio"} & {*sys.modules})
@@ -292,7 +293,7 @@ sys.path[:] = sys.argv[4:]
 os.environ.pop("TOKENIZERS_PARALLELISM", None)
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's have nothing to do with it
 from asyncdata import DataLoader
-from tests.support.tokenizers import KINDS
+from tests.support.function_kinds import KINDS
 fn = KINDS[sys.argv[3]].make(sys.argv[2], tokenizer_backend="hf")
 with DataLoader(sys.argv[1], tokenize_fn=fn, num_workers=0) as loader:
     loader.get_next_batch(20)

@@ -12,7 +12,7 @@ from asyncdata import ChatTokenizeFn, DataLoader, PromptTokenizeFn, RendererToke
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.tokenization.functions.chat import made_by_renderers
 from asyncdata.tokenization.functions.prompt import PromptRowFn
-from tests.support.tokenizers import chat_prompt
+from tests.support.function_kinds import chat_prompt
 from tests.support.worker_fns import STOP as END
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 from tests.unit.tokenization.trained import delivered, user, variant
