@@ -24,7 +24,6 @@ from asyncdata.telemetry.reader import read
 from tests.support import worker_fns
 from tests.support.faults import until
 from tests.support.loaders import FACES, Awaited, gated, is_alive, make, num_closing, num_waiting, slow_to_close
-from tests.support.loaders import gated as gated_rows
 from tests.support.loading import (
     NEVER_S,
     NUM_ROWS,
@@ -349,7 +348,7 @@ def make_async(path: Path, tokenize_fn: Any = row_id, **knobs: Any) -> AsyncData
 @pytest.fixture
 def gated_loader(tmp_path) -> tuple[Callable[..., AsyncDataLoader], Callable[[], None]]:
     """Opens a loader over rows of which the first waits for a file; and what makes the file."""
-    rows, gate = gated_rows(tmp_path, 0)
+    rows, gate = gated(tmp_path, 0)
     return partial(make_async, rows, waits_for_a_file, shuffle=False), gate.touch
 
 

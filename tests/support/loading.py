@@ -20,6 +20,11 @@ SHUFFLE = Shuffle(block_bytes=1024, window_blocks=4)
 """Small enough that a few hundred rows fill several windows."""
 
 
+def write(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    return str(path)
+
+
 def write_rows(path: Path, num_rows: int, special: dict[int, dict[str, Any]] | None = None) -> Path:
     """Rows 0 to ``num_rows`` - 1, of many lengths; each with what is given for it."""
     rows = ({"id": i, "pad": "x" * (i * 37 % 90), **(special or {}).get(i, {})} for i in range(num_rows))

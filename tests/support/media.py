@@ -62,11 +62,17 @@ def processor_of(family: str, max_pixels: int | None = None) -> Any:
         made = transformers.Qwen3VLProcessor if family == "qwen3_vl" else transformers.Qwen2_5_VLProcessor
         tokenizer, settings = tokenizer_of(_QWEN), {}
 
-    class WithoutVideos(made):  # video processors need torchvision
+    return without_torchvision(made)(image_processor=images, tokenizer=tokenizer, video_processor=None, **settings)
+
+
+def without_torchvision(made: Any) -> Any:
+    """The processor's class, of which a part that needs torchvision may be None."""
+
+    class Without(made):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             return type(argument)
 
-    return WithoutVideos(image_processor=images, tokenizer=tokenizer, video_processor=None, **settings)
+    return Without
 
 
 def image_processor(patch: int, max_pixels: int | None = None) -> Any:
@@ -145,19 +151,16 @@ def sound_processor_of(family: str) -> Any:
     if family == "qwen2_audio":
         return made(feature_extractor=transformers.WhisperFeatureExtractor(feature_size=128), tokenizer=tokenizer)
 
-    class OnlyForSounds(made):  # the others need torchvision
-        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            return type(argument)
-
+    made = without_torchvision(made)
     if family == "gemma3n":
         extractor = transformers.Gemma3nAudioFeatureExtractor()
-        return OnlyForSounds(feature_extractor=extractor, image_processor=None, tokenizer=tokenizer)
+        return made(feature_extractor=extractor, image_processor=None, tokenizer=tokenizer)
 
     if family == "gemma4":
         extractor = transformers.Gemma4AudioFeatureExtractor()
     else:
         extractor = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=OMNI_S)
-    return OnlyForSounds(feature_extractor=extractor, image_processor=None, video_processor=None, tokenizer=tokenizer)
+    return made(feature_extractor=extractor, image_processor=None, video_processor=None, tokenizer=tokenizer)
 
 
 def save_sound_processor(folder: Path, family: str) -> str:

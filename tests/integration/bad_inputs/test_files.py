@@ -15,17 +15,12 @@ from asyncdata.errors import ConfigError, PrefetchTimeoutError, SnapshotError, S
 from tests.support.faults import until
 from tests.support.loaders import GOOD, assert_is_ours, deliver, is_next_window_there, state_after
 from tests.support.loaders import make as loader_of
-from tests.support.loading import NEVER_S, ids, order_of, row_id, write_rows
+from tests.support.loading import NEVER_S, ids, order_of, row_id, write, write_rows
 from tests.support.parts import read_quarantine
 from tests.support.sources import frames, members
 
 LINES = b"\n".join(GOOD) + b"\n"
 NUM_ROWS = 200
-
-
-def write(path: Path, data: bytes) -> str:
-    path.write_bytes(data)
-    return str(path)
 
 
 def error_of(loader: DataLoader, kind: type[Exception], code: str) -> tuple[list[int], Exception]:

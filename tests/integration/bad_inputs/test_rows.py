@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,6 +21,7 @@ from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support import loading
 from tests.support.function_kinds import chat_prompt
 from tests.support.loaders import GOOD, deliver, place_of_bad, prompts, with_bad
+from tests.support.loading import write
 from tests.support.tokenizers import CHAT
 
 PROMPTS = """\
@@ -242,11 +242,6 @@ def test_what_only_looks_bad_is_delivered_as_it_is(tmp_path):
     *samples, last = found.samples
     assert [(one.label, one.metadata or {}) for one in samples] == [(one.label, one.metadata) for one in ACCEPTED]
     assert math.isnan(last.metadata["n"]), "what every reader built on JSON makes of it"
-
-
-def write(path: Path, data: bytes) -> str:
-    path.write_bytes(data)
-    return str(path)
 
 
 def test_47_a_prompt_of_no_token_is_dropped_and_counted(tmp_path):

@@ -13,7 +13,6 @@ import pytest
 
 from asyncdata import DataLoader, JsonlSource, LoaderConfig, PromptTokenizeFn, RayExecutor
 from asyncdata.errors import ConfigError, WorkerError
-from asyncdata.workers.ray import executor
 from asyncdata.workers.ray import executor as cluster
 from tests.support import parts
 from tests.support.executors import Client
@@ -91,7 +90,7 @@ def test_what_cannot_be_connected_to_is_refused_by_its_name(monkeypatch, is_clie
     ],
 )
 def test_an_actor_that_cannot_start_says_what_helps(said, way_out):
-    assert re.match(f"AD493 .* node: {said}. {way_out}", str(executor._not_startable(RuntimeError(said))))  # noqa: SLF001
+    assert re.match(f"AD493 .* node: {said}. {way_out}", str(cluster._not_startable(RuntimeError(said))))  # noqa: SLF001
 
 
 def test_without_ray_the_error_names_the_package(monkeypatch, tmp_path):
