@@ -55,6 +55,7 @@ class Knobs(NamedTuple):
     max_ready_bytes: int = 1 << 30
     is_awaited: bool = False
     num_workers: int = 0
+    is_over_gloo: bool = False
 
 
 def line_of(number: int, fate: str) -> bytes:
@@ -99,6 +100,7 @@ knobs = st.builds(
     max_ready_bytes=st.sampled_from([40, 1 << 30, 1 << 30]),
     is_awaited=st.sampled_from([False, False, True]),
     num_workers=st.sampled_from([*[0] * 19, 1]),
+    is_over_gloo=st.sampled_from([*[False] * 9, True] if IS_LONG else [False]),
 )
 
 
@@ -191,6 +193,7 @@ events = st.one_of(
     event("exclude_places", picks=picks),
     event("set_epoch", ahead=st.integers(-3, 2)),
     event("evaluate"),
+    event("lose_exchange"),
     event("grow", fates=st.lists(good, min_size=1, max_size=3), is_new=st.booleans(), ends=st.booleans()),
     event("restart_with_other", what=st.sampled_from(["seed", "data", "renamed"]), knobs=knobs),
     *often(2, "save"),
@@ -261,7 +264,7 @@ class WholeLoader(RuleBasedStateMachine):
         """All ranks close; a call of the exchange that one of them still waits in fails."""
         self.run("end(loaders)")
         if "shared" in self.names:
-            self.run("shared.end()")
+            self.run("shared.end(), told_by.end()")
         del self.names["loaders"]
 
     # A loader is made.
@@ -353,7 +356,7 @@ class WholeLoader(RuleBasedStateMachine):
     def open(self, knobs: Knobs) -> None:
         for line in self.opening(knobs):
             self.run(line)
-        self.is_named, self.restored, self.first_known = False, ((0, 0), 0), 0
+        self.is_named, self.is_lost, self.restored, self.first_known = False, False, ((0, 0), 0), 0
 
     def opening(self, knobs: Knobs) -> list[str]:
         """The lines that make a loader for each rank."""
@@ -387,8 +390,9 @@ class WholeLoader(RuleBasedStateMachine):
             settings["ranks"] = f"Ranks(rank=rank, world_size={knobs.world_size}, exchange={shared})"
         kind = "Awaited" if knobs.is_awaited and not many else "DataLoader"
         text = ", ".join(f"{name}={value}" for name, value in settings.items())
+        meeting = f"Meeting{'OverGloo' * knobs.is_over_gloo}({knobs.world_size})"
         return [
-            *[f"shared, told_by = Meeting({knobs.world_size}), Meeting({knobs.world_size})"] * many,
+            *[f"shared, told_by = {meeting}, {meeting}"] * many,
             f"loaders = [{kind}({self.source()}, {text}) for rank in range({knobs.world_size})]",
             "held = [{} for _ in loaders]", "loader = loaders[0]",
         ]  # fmt: skip
@@ -438,6 +442,9 @@ class WholeLoader(RuleBasedStateMachine):
 
         if name == "set_epoch" and self.world.rules.max_bad_rows is not None and not self.model.now.is_exact:
             return False  # how many bad rows are passed again is not known
+
+        if name == "lose_exchange":
+            return self.knobs.world_size > 1 and self.world.block_bytes > 0  # an index that is not shared ends the run
 
         if name in ("grow", "restart_with_other"):
             return self.world.grows if name == "grow" else "" in self.parts
@@ -640,15 +647,16 @@ class WholeLoader(RuleBasedStateMachine):
             texts.append(f"([{', '.join(items)}], {found})")
             told += [(group, at, score) for group, score in zip(chosen, found, strict=True) for at in attempts]
         self.run(f"reports = [{', '.join(texts)}]")
-        call = "every(loaders, lambda rank, loader: loader.report(*reports[rank]))"
-        self.check(call, [self.model.report(told)] * self.knobs.world_size)
+        call = "every(loaders, lambda rank, loader: outcome(lambda: loader.report(*reports[rank])))"
+        wanted = ([], "WorkerError") if self.is_lost else (self.model.report(told), "")
+        self.check(call, [wanted] * self.knobs.world_size)
 
     def report_all(self, scores: list[float]) -> None:
         self.report(list(range(100)), scores, parts=False)
 
     def report_what_is_refused(self) -> None:
         """One rank's report cannot be counted: none is."""
-        if self.world.rules.drop_above is not None and self.chosen([0], 0):
+        if self.world.rules.drop_above is not None and not self.is_lost and self.chosen([0], 0):
             (group,) = self.chosen([0], 0)
             self.run(f"reports = [([held[0][{group.ident!r}]], [float('nan')])] + [([], [])] * {len(self.groups) - 1}")
             call = "every(loaders, lambda rank, loader: outcome(lambda: loader.report(*reports[rank]))[1])"
@@ -718,6 +726,11 @@ class WholeLoader(RuleBasedStateMachine):
         """Another loader over the same data, while this one waits."""
         text = f"DataLoader({self.source()}, tokenize_fn=by_fate, shuffle={self.shuffle}, num_workers=0, batch_size=3"
         self.run(f"with {text}, bad_rows='skip') as other: assert next(iter(other))")
+
+    def lose_exchange(self) -> None:
+        """The ranks do not reach each other any more: each makes all samples itself, and no score is counted."""
+        self.run("shared.end(), told_by.end()")
+        self.is_lost = True
 
     # The data change.
 
@@ -826,7 +839,7 @@ class WholeLoader(RuleBasedStateMachine):
 
     def kill(self, at: int, number: int, first: Knobs, then: Knobs) -> None:
         """A process resumes, saves a file, takes more samples, and is killed; the next one restores the file."""
-        lines = self.opening(first)
+        lines = self.opening(first._replace(is_over_gloo=False))
         self.model.restore(self.states[at])
         lines.append(
             f"every(loaders, lambda _, loader: loader.load_state_dict(json.loads({self.names['states'][at]!r})))"

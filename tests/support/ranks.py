@@ -1,7 +1,9 @@
 """Ranks of a training run, a loader each, in this process and in lock step; rows whose tokens say whose they are."""
 
 import json
+import multiprocessing
 import random
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,6 +53,48 @@ class Meeting:
     def end(self) -> None:
         """Every call fails from now on."""
         self._barrier.abort()
+
+
+class MeetingOverGloo:
+    """The same over gloo: each rank has a process that calls ``asyncdata.integrations.torch.exchange`` for it."""
+
+    def __init__(self, world_size: int) -> None:
+        spawned, self._store = multiprocessing.get_context("spawn"), tempfile.NamedTemporaryFile()
+        self._pipes = [spawned.Pipe() for _ in range(world_size)]
+        places = [(end, rank, world_size, self._store.name) for rank, (_, end) in enumerate(self._pipes)]
+        self._processes = [spawned.Process(target=_exchanged_over_gloo, args=place, daemon=True) for place in places]
+        for process, (_, end) in zip(self._processes, self._pipes, strict=True):
+            process.start()
+            end.close()
+
+    def of(self, rank: int) -> Callable[[bytes], list[bytes]]:
+        """The exchange of one rank."""
+        pipe, _ = self._pipes[rank]
+
+        def exchange(data: bytes) -> list[bytes]:
+            pipe.send_bytes(data)
+            return pipe.recv()
+
+        return exchange
+
+    def end(self) -> None:
+        """Every call fails from now on."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+            process.close()
+        self._store.close()
+
+
+def _exchanged_over_gloo(pipe: Any, rank: int, world_size: int, store: str) -> None:
+    import torch.distributed
+
+    from asyncdata.integrations.torch import exchange
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    call = exchange()
+    while True:
+        pipe.send(call(pipe.recv_bytes()))
 
 
 Row = dict[str, Any]

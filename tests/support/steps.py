@@ -37,12 +37,12 @@ from asyncdata.errors import AsyncDataError, EndOfData
 from tests.support.column_fns import PIXELS, media_of
 from tests.support.faults import Program
 from tests.support.loaders import Awaited
-from tests.support.ranks import Meeting
+from tests.support.ranks import Meeting, MeetingOverGloo
 from tests.support.stores import FAST, http_host
 
 __all__ = [
-    "FAST", "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "Mix",
-    "Outcomes", "Part", "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "Status", "by_fate",
+    "FAST", "Awaited", "BadRows", "DataLoader", "HardPacking", "JsonlSource", "Limits", "Meeting", "MeetingOverGloo",
+    "Mix", "Outcomes", "Part", "PassRate", "Path", "Ranks", "RowShuffle", "Shuffle", "SoftPacking", "Status", "by_fate",
     "by_hand", "cancelled", "end", "every", "gzip", "http_host", "is_held", "json", "killed", "known", "looped",
     "newest", "oldest_but_one", "outcome", "pictured", "recorded", "same_state", "start_of", "stored", "taken",
     "tempfile", "told", "worked", "write_parquet",
@@ -232,12 +232,13 @@ def start_of(loader: Any) -> tuple[int, bool]:
 
 def killed(folder: Path, lines: list[str]) -> Any:
     """What lines of a script find in a process of their own, which then ends by SIGKILL."""
+    told = Path(f"{folder}.found")  # not on standard output, where other threads write as well
     begin = ["import os, signal", "from tests.support.steps import *", f"folder = Path({str(folder)!r})"]
-    end = ["print(f'\\n{found!r}', flush=True)", "os.kill(os.getpid(), signal.SIGKILL)"]
+    end = [f"Path({str(told)!r}).write_text(repr(found))", "os.kill(os.getpid(), signal.SIGKILL)"]
     with Program("-c", "\n".join([*begin, *lines, *end]), options=("-X", "faulthandler")) as program:
         status, said = program.end()
         assert status == -signal.SIGKILL, (status, said)
-        return ast.literal_eval(said.splitlines()[-1])
+        return ast.literal_eval(told.read_text())
 
 
 def end(loaders: list[Any]) -> None:
