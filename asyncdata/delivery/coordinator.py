@@ -356,9 +356,14 @@ class Coordinator:
         return samples
 
     def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None, **limits: Any) -> Delivery | None:
-        items, size = self.channel.items(ledger.head), self.rules.samples_per_group
+        items, rules = self.channel.items, {"samples_per_group": self.rules.samples_per_group, "last_epoch": last_epoch}
         try:
-            return deliver(items, ledger, num_groups, samples_per_group=size, last_epoch=last_epoch, **limits)
+            found = deliver(items(ledger.head), ledger, num_groups, **rules, **limits)
+            if found is None or found.is_last or found.num_groups == num_groups:
+                return found
+
+            # Fewer: as if no more had been asked for, or bad rows after the last one were counted, and again on resume.
+            return deliver(items(ledger.head), ledger, found.num_groups, **rules)
         except BadRowStop as stop:
             raise self._stopped_by(stop) from None
 

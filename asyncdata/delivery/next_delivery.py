@@ -137,14 +137,14 @@ class _Walk:
         """Whether to take this item although enough samples are found.
 
         A chunk's end is taken with its last sample, so that the position at an epoch's end is the start of the next.
-        Not the end of a part of a mixture, nor rows that an epoch leaves out before its first sample: whether these are
-        ready already depends on timing, and what they change must not.
+        Not the end of a part of a mixture, nor anything before an epoch's first sample: whether that is ready already
+        depends on timing, and what it changes must not.
         """
-        if self.offset:  # a part of the previous run is left
+        if self.offset or not self._counts["epoch_groups"]:  # with an offset, a part of the previous run is left
             return False
 
         if isinstance(item, ChunkEnd):
-            return self._counts["epoch_groups"] > 0 and (item.chunk.record is None or item.chunk.num_samples > 0)
+            return item.chunk.record is None or item.chunk.num_samples > 0
 
         return isinstance(item, AlreadyAcked)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from asyncdata.core.errors import ConfigError, EndOfData, NoSamplesError
+from asyncdata.core.types import Position
 from asyncdata.delivery.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -184,8 +185,9 @@ class SampleBatches:
             return None
 
         if self._epoch is None:
-            position = self._coordinator.ledger.position
-            self._epoch, self._from_start = position.epoch, (position.window, position.row) == (0, 0)
+            ledger = self._coordinator.ledger
+            self._epoch, is_first = ledger.position.epoch, ledger.position == Position(ledger.position.epoch)
+            self._from_start = is_first and all(place.epoch != self._epoch for place in ledger.acked)
         return self._share.size, self._epoch
 
     def finish(self, samples: list[Sample]) -> Batch:

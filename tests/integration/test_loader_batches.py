@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from asyncdata import JsonlSource, Limits, Position, Sample, SourceLocation, Status
+from asyncdata import BadRows, JsonlSource, Limits, Position, Sample, SourceLocation, Status
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import ConfigError, EndOfData, LoaderClosedError, NoSamplesError, TooManyBadRowsError, WorkerError
 from asyncdata.read_ahead.source import ReadAhead
@@ -327,6 +327,30 @@ def test_bad_rows_beyond_the_budget_are_told_once_however_often_calls_fail(path,
             with pytest.raises(TooManyBadRowsError):
                 loader.get_next_batch(14)
     assert len(told.read_bytes().splitlines()) == 1
+
+
+def test_a_bad_row_is_passed_with_the_sample_after_it_and_not_with_fewer_than_were_asked_for(face, tmp_path):
+    (path := tmp_path / "rows.jsonl").write_text('{"id": 0}\n{"id":\n{"id":\n{"id": 3}\n')
+    with face(path, shuffle=False, bad_rows=BadRows(policy="skip", max=1)) as loader:
+        assert ids(loader.get_samples(2, at_least=1)[0]) == [0]
+        assert loader.statistics().bad_rows_total == 0
+        state = loader.state_dict()
+    with face(path, shuffle=False, bad_rows=BadRows(policy="skip", max=2)) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_samples(1)[0]) == [3]
+        assert loader.statistics().bad_rows_total == 2
+
+
+def test_an_epoch_of_which_a_batch_was_trained_may_end_after_a_restart_without_one(face, tmp_path):
+    knobs = {"shuffle": False, "batch_size": 3, "drop_last": True, "commit": "on_ack"}
+    with face(write_rows(tmp_path / "rows.jsonl", 5), **knobs) as loader:
+        (batch,) = loader
+        loader.ack(batch[1:])
+        state = loader.state_dict()
+    with face(tmp_path / "rows.jsonl", **knobs) as loader:
+        loader.load_state_dict(state)
+        assert [ids(batch) for batch in loader] == [[0, 1, 2]]
+        assert loader.epoch == 2
 
 
 @pytest.mark.thorough

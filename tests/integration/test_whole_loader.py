@@ -378,6 +378,7 @@ class WholeLoader(RuleBasedStateMachine):
             told = ", exchange=told_by.of(rank)" if many else ""
             settings["outcomes"] = f"Outcomes(policy={policy}{told})"
         self.model.is_tracked, self.model.now.tracks, self.model.now.version = rules.is_tracked, False, None
+        self.model.rules = rules._replace(max_lag=None if many else rules.max_lag)
         if rules.max_lag is not None and not many:
             settings |= {"max_policy_lag": rules.max_lag, "too_old": repr(rules.too_old)}
             self.model.now.version = 0
@@ -562,9 +563,15 @@ class WholeLoader(RuleBasedStateMachine):
             made = self.model.loop(number, size, epoch, is_at_start=is_at_start, runs_on=runs_on)
         else:
             made = self.model.loop_packs(number, size, runs_on=runs_on)
+        batches = [(0, batch) for batch in made.groups] if self.packs_nothing else made.groups
         found: list[Any] = []
         for rank in range(world_size):
-            shares = [model.share_of(batch, rank, world_size, size, rounds_up=world_size > 1) for batch in made.groups]
+            shares = []
+            for first, batch in batches:  # the number of a planned pack decides its rank, but in a short batch
+                turn = first if self.world.rules.is_planned and len(batch) == size else 0
+                shares.append(
+                    model.share_of(batch, (rank - turn) % world_size, world_size, size, rounds_up=world_size > 1)
+                )
             told = self.expected if self.packs_nothing else lambda packs: list(map(self.model.delivered, packs))
             found.append(([told(share) for share in shares if share], made.error))
         return found
@@ -748,7 +755,8 @@ class WholeLoader(RuleBasedStateMachine):
         if not self.world.grows:
             return
 
-        part, found = self.parts[""], self.names["loader"].state_dict()["growth"]
+        self.run("growth = loader.state_dict()['growth']")
+        part, found = self.parts[""], self.names["growth"]
         self.first_known = min(listing["epoch"] for listing in found)
         self.file_names[""] = max(([name for name, _, _ in listing["files"]] for listing in found), key=len)
         part.files[:] = [(self.names["folder"] / name).read_bytes() for name in self.file_names[""]]
@@ -815,6 +823,11 @@ class WholeLoader(RuleBasedStateMachine):
             at = number % len(self.states)
             self.run(f"every(loaders, lambda _, loader: loader.load_state_dict(json.loads(states[{at}])))")
             self.run("for one in held: one.clear()")
+            if self.world.grows:  # of later epochs it is not known any more what they cover
+                last = max(listing["epoch"] for listing in json.loads(self.names["states"][at])["growth"])
+                covered = self.parts[""].covered
+                for epoch in [epoch for epoch in covered if epoch > last]:
+                    del covered[epoch]
             self.model.restore(self.states[at])
             self.restored = self.progress, self.names["loader"].epoch
 

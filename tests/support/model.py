@@ -122,7 +122,7 @@ class State:
     num_tokens: int = 0
     given: Counter[str] = field(default_factory=Counter)  # samples of each part in its epoch
     samples: Counter[str] = field(default_factory=Counter)
-    epoch_groups: int = 0
+    in_epoch: Counter[int] = field(default_factory=Counter)  # groups of each epoch
     again: list[Group] = field(default_factory=list)
     buffer: list[Group] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
@@ -213,7 +213,7 @@ class Model:
                 now.schedule.took(name, len(row.tokens))
                 group = Group(now.number, row, now.epoch, now.at[name][0])
                 now.number, now.num_tokens = now.number + 1, now.num_tokens + len(row.tokens)
-                now.epoch_groups += 1
+                now.in_epoch[now.epoch] += 1
                 now.given[name] += 1
                 now.samples[name] += 1
                 self._digest(name, *now.at[name])
@@ -222,10 +222,10 @@ class Model:
             is_empty = name is not None and not now.given[name]
             now.given[name or ""] = 0
             if name is None or now.schedule.epoch_ended(name, is_empty=is_empty):
-                if not now.epoch_groups:
+                if not now.in_epoch[now.epoch]:
                     raise Stop("NoSamplesError")
 
-                now.epoch, now.epoch_groups = now.epoch + 1, 0
+                now.epoch += 1
                 now.schedule.begin_epoch()
         return None
 
@@ -317,6 +317,9 @@ class Model:
         """So many batches of ``size`` groups of all ranks. A loop that finds nothing covers the next epoch."""
         found: list[list[Group]] = []
         while len(found) < number:
+            is_at_start &= self.now.in_epoch[epoch] == sum(
+                group.epoch == epoch for group in self.now.again
+            )  # none is over
             before = self.now.copy()
             told = self.take(size, epoch)
             if told.groups:
@@ -344,8 +347,8 @@ class Model:
     # Calls that take packs.
 
     def loop_packs(self, number: int, size: int, *, runs_on: bool) -> Told:
-        """So many batches of ``size`` packs of all ranks: lists of packs."""
-        found: list[list[list[Piece]]] = []
+        """So many batches of ``size`` packs of all ranks: each the first pack's number in its epoch, and the packs."""
+        found: list[tuple[int, list[list[Piece]]]] = []
         epoch = self.now.pack_epoch
         while len(found) < number and (self.rules.epochs is None or epoch < self.rules.epochs):
             before, self.now = self.now, self.now.copy()
@@ -356,7 +359,7 @@ class Model:
                 return Told(found, str(stop))
 
             if packs:
-                found.append(packs)
+                found.append((before.epoch_packs, packs))
             if self.now.pack_epoch > epoch and (found or not runs_on):
                 break
             epoch = self.now.pack_epoch
@@ -452,7 +455,8 @@ class Model:
         now.excluded |= keys
         before, now.buffer = now.buffer, []
         self.give_back(before)
-        now.again = [group for group in now.again if group.row is None or group.row.key not in now.excluded]
+        now.in_epoch -= Counter(group.epoch for group in now.again if self._is_excluded(group))
+        now.again = [group for group in now.again if not self._is_excluded(group)]
         return len(now.excluded)
 
     def report(self, scores: list[tuple[Group, int, float]]) -> int:
@@ -470,7 +474,7 @@ class Model:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch of a single source. Numbers go on; the buffer's groups that are out stay so."""
         now = self.now
-        now.at, now.epoch, now.epoch_groups, now.again = {"": (epoch, 0)}, epoch, 0, []
+        now.at, now.epoch, now.in_epoch, now.again = {"": (epoch, 0)}, epoch, Counter(), []
         returned = tuple(
             g for lease in now.leases for g in lease.from_buffer if g.row is None or g.row.key not in now.excluded
         )
@@ -496,6 +500,8 @@ class Model:
         from_buffer = [group for lease in state.leases for group in lease.from_buffer]
         state.buffer = [group for group in kept if group in from_buffer] + state.buffer
         state.again = sorted([*state.again, *(group for group in kept if group not in from_buffer)])
+        gone = [group for lease in state.leases for group in lease.fresh if group not in kept]
+        state.in_epoch -= Counter(group.epoch for group in gone)
         state.is_exact, state.leases = state.is_exact and not state.leases, []
         return state
 

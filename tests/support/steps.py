@@ -184,7 +184,7 @@ def cancelled(held: dict[Any, Any], loader: Awaited, number: int, num_steps: int
         return None
 
     groups, error = outcome(lambda: loader.runner.run(take()))
-    return ([], "cancelled") if groups is None else told(held, lambda: groups) if not error else (groups, error)
+    return ([], "cancelled") if groups is None else (taken(held, groups), error)
 
 
 def worked(held: dict[Any, Any], loader: Any, number: int, **limits: Any) -> tuple[list[Any], str]:
