@@ -160,9 +160,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"), REFUSED, ids=[re.sub(r"\W+", " ", message)[:50].strip() for _, message in REFUSED]
-)
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[re.sub(r"\W+", " ", told)[:50] for _, told in REFUSED])
 def test_what_would_lose_rows_or_the_order_is_refused_with_the_way_out(call, message):
     with pytest.raises(ConfigError, match=message):
         call()

@@ -15,18 +15,10 @@ from asyncdata.xtuner import PresetPacking, XTunerCollator, XTunerPacking, XTune
 from tests.support.examples import each_pair, each_value
 from tests.support.packing_quality import LAWS, SEEDS, Costs, balance, fill, ours_ordered, xtuners_ordered
 from tests.support.packing_quality import costs_of as quality_costs_of
+from tests.support.peers import xtuner
 from tests.support.peers.records import cases_of, digest, folder_of, module_of, plain
-from tests.support.peers.xtuner import (
-    batch_of,
-    costs_of,
-    media_of,
-    pictures_function,
-    preset_of,
-    runs_of,
-    share_of,
-    shown,
-    stable_sorts,
-)
+from tests.support.peers.xtuner import batch_of, costs_of, media_of, preset_of, runs_of, share_of, shown, stable_sorts
+from tests.support.sources import jsonl, write
 from tests.support.xtuner_fns import Pictured, chat_of, draw, write_pictured
 
 PACKS = cases_of("xtuner_packs")
@@ -88,9 +80,7 @@ def pictures_of(family, packs, folder, function):
     else:
         settings = {}
     fn = XTunerTokenizeFn(function, **settings)
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with DataLoader(path, tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
+    with DataLoader(write(folder / "rows.jsonl", jsonl(rows)), tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
         samples = iter(loader.get_next_batch(len(rows)))
     return [[Document(sample.tokens, sample.labels, None, sample) for sample in islice(samples, len(p))] for p in packs]
 
@@ -106,7 +96,7 @@ def test_batches_with_pictures_are_xtuners(tmp_path, case):
     ours = "QwenPictures" if family == "qwen3_vl" else "InternTiles"
     functions = [f"tests.support.xtuner_fns:{ours}"]
     if family == "qwen3_vl" and folder_of("xtuner"):
-        functions.append(pictures_function())
+        functions.append(xtuner.pictures_function())
     for function in functions:
         assert media_of(collate(pictures_of(family, packs, tmp_path, function))) == expected
 
@@ -121,6 +111,13 @@ def test_a_sequence_context_is_an_object_of_xtuners(monkeypatch):
     assert item["seq_ctx"].mask.tolist() == [[True] * 8 + [False] * 2]
     assert item["shifted_labels"].tolist() == [[1, 2, -100, 1, 2, 3, 4, -100, -100, -100]]
     assert not [name for name in sys.modules if name.partition(".")[0] == "mmengine"], "nothing of it is left behind"
+
+
+def write_rows(jsonl_file, lengths):
+    first = 0
+    for number, of_one in enumerate(lengths):
+        jsonl_file([{"number": first + row, "tokens": tokens} for row, tokens in enumerate(of_one)], f"{number}.jsonl")
+        first += len(of_one)
 
 
 def loader_of(folder, rank, given):
@@ -144,11 +141,7 @@ def loader_of(folder, rank, given):
 @pytest.mark.parametrize("case", cases_of("xtuner_epochs"), ids=str)
 def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path, jsonl_file, case):
     pytest.importorskip("torch")
-    first = 0
-    for number, lengths in enumerate(case.given["lengths"]):
-        jsonl_file([{"number": first + row, "tokens": tokens} for row, tokens in enumerate(lengths)], f"{number}.jsonl")
-        first += len(lengths)
-
+    write_rows(jsonl_file, case.given["lengths"])
     for rank, expected in enumerate(case.delivered(tmp_path)):
         with loader_of(tmp_path, rank, case.given) as loader, loader_of(tmp_path, rank, case.given) as resumed:
             batches = (shown(batch_of(batch)) for _ in range(2) for batch in loader)
@@ -158,13 +151,6 @@ def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path, jsonl_file, case):
 
             resumed.load_state_dict(state)
             assert plain(before + [shown(batch_of(batch)) for _ in range(2) for batch in resumed]) == expected
-
-
-def write_rows(jsonl_file, lengths):
-    first = 0
-    for number, of_one in enumerate(lengths):
-        jsonl_file([{"number": first + row, "tokens": tokens} for row, tokens in enumerate(of_one)], f"{number}.jsonl")
-        first += len(of_one)
 
 
 def preset_loader(folder, given, **knobs):

@@ -156,9 +156,7 @@ def goes_on_after_an_error(path, folder):
         loader.get_next_batch(5)
 
 
-@pytest.mark.parametrize(
-    "run", [ends_well, is_cancelled, has_timeouts, goes_on_after_an_error], ids=lambda run: run.__name__
-)
+@pytest.mark.parametrize("run", [ends_well, is_cancelled, has_timeouts, goes_on_after_an_error])
 def test_no_error_is_told_of_a_run_that_does_well(path, folder, run):
     run(path, folder)
     assert "An error ended the run" not in page_about(folder).text

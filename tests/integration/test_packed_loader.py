@@ -11,17 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import (
-    BadRows,
-    Column,
-    DataLoader,
-    HardPacking,
-    LengthGrouping,
-    PackedCollator,
-    PaddedCollator,
-    Sample,
-    SoftPacking,
-)
+from asyncdata import BadRows, Column, HardPacking, LengthGrouping, PackedCollator, PaddedCollator, Sample, SoftPacking
 from asyncdata.core.columns import Columns
 from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError, TooManyBadRowsError
 from asyncdata.xtuner import XTunerCollator
@@ -231,7 +221,7 @@ def test_the_last_batch_of_ranks_without_packing_is_filled_or_dropped(tmp_path, 
     assert sizes == [[4, 4, *some] for some in last]
 
 
-def resumed_often(path: Path, every: int, **knobs: Any) -> tuple[list[Batch], DataLoader]:
+def resumed_often(path: Path, every: int, **knobs: Any) -> tuple[list[Batch], Any]:
     """A run that is resumed in a new loader again and again; its batches, and the last loader, closed."""
     found: list[Batch] = []
     state = None
@@ -362,14 +352,11 @@ def test_a_state_holds_no_tokens_and_survives_json_and_a_file(path, tmp_path):
     with make(path, **knobs) as loader:
         list(loader)
         state = json.dumps(loader.state_dict())
-        loader.save(tmp_path / "run.snapshot")
+        loader.save(saved := tmp_path / "run.snapshot")
         rest = list(loader)
 
     assert len(json.dumps(json.loads(state)["packing"])) < 4000
-    for load in (
-        lambda one: one.load_state_dict(json.loads(state)),
-        lambda one: one.restore(tmp_path / "run.snapshot"),
-    ):
+    for load in (lambda one: one.load_state_dict(json.loads(state)), lambda one: one.restore(saved)):
         with make(path, **knobs) as loader:
             load(loader)
             assert loader.epoch == 1

@@ -4,31 +4,21 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 
 import anyio
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    AsyncDataLoader,
-    DataLoader,
-    HardPacking,
-    Limits,
-    Mix,
-    Outcomes,
-    PassRate,
-    Ranks,
-    RowShuffle,
-    Shuffle,
-)
+from asyncdata import AsyncDataLoader, DataLoader, Mix, Outcomes, PassRate, Ranks, RowShuffle, Shuffle
 from asyncdata.errors import ConfigError, InvalidGroupError, PrefetchTimeoutError, WorkerError
 from tests.support import column_fns
 from tests.support.column_fns import NumberedMedia
 from tests.support.faults import until
 from tests.support.loaders import gated, make
 from tests.support.loading import NEVER_S, ids, row_id, waits_for_a_file, write_rows
-from tests.support.ranks import Meeting
+from tests.support.ranks import Meeting, stream
 
 NUM_ROWS = 53
 SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
@@ -61,12 +51,9 @@ def train(loader, num_steps, state=None):
     with loader:
         if state is not None:
             loader.load_state_dict(state)
-        while len(found) < num_steps:
-            for batch in loader:
-                loader.report(batch, list(map(score_of, batch)))
-                found.append((batch, json.loads(json.dumps(loader.state_dict()))))
-                if len(found) == num_steps:
-                    break
+        for batch in islice(stream(loader), num_steps):
+            loader.report(batch, list(map(score_of, batch)))
+            found.append((batch, json.loads(json.dumps(loader.state_dict()))))
     return found
 
 
@@ -257,15 +244,6 @@ def test_the_error_of_a_cancelled_report_is_that_of_the_next_call(rows, is_repor
             one.result()
 
 
-def test_what_does_not_go_together_is_refused(rows):
-    exchange = Meeting(2).of(0)
-    with pytest.raises(ConfigError, match="AD480 .*packs"):
-        packing = HardPacking(max_length=8)
-        make(rows, outcomes=Outcomes(exchange=exchange), ranks=Ranks(world_size=2), batch_size=1, packing=packing)
-    with pytest.raises(ConfigError, match="exchange is a function of bytes"):
-        Outcomes(exchange=5)
-
-
 SIZES = {"code": 31, "math": 20, "chat": 11}
 GLOBAL_BATCH = 12
 
@@ -294,13 +272,10 @@ def entries_of(loader, num_steps, before=lambda loader, batch: None):
     """The entries of each step's batch."""
     found = []
     with loader:
-        while len(found) < num_steps:
-            for batch in loader:
-                before(loader, batch)
-                report(loader, batch)
-                found.append(list(map(entry_of, batch)))
-                if len(found) == num_steps:
-                    break
+        for batch in islice(stream(loader), num_steps):
+            before(loader, batch)
+            report(loader, batch)
+            found.append(list(map(entry_of, batch)))
     return found
 
 
@@ -335,7 +310,7 @@ def test_media_that_are_still_loaded_belong_to_the_epoch_before(tmp_path, worker
     """With room for one sample, most of a batch is not loaded yet when it is asked for."""
     path = column_fns.write_rows(tmp_path / "rows.jsonl", dict.fromkeys(range(0, 60, 7), "slow"))
     settings = {"tokenize_fn": NumberedMedia(), "num_workers": workers, "batch_size": 4}
-    found = alone(path, 26, limits=Limits(max_media_bytes=48), **settings)
+    found = alone(path, 26, limits={"max_media_bytes": 48}, **settings)
     entries = [entry for step in found for entry in step]
     assert sorted(row for _, epoch, row in entries if epoch == 1) == list(range(0, 60, 2))
     assert {row for _, epoch, row in entries if epoch == 2} <= {row for row in range(60) if row % 2 == 0 and row % 5}
@@ -345,7 +320,7 @@ def test_media_of_a_mixture_on_ranks_change_nothing(tmp_path):
     slow = dict.fromkeys(range(0, 60, 7), "slow")
     sizes = {"few": 17, "many": 60}
     paths = {name: column_fns.write_rows(tmp_path / f"{name}.jsonl", slow, size) for name, size in sizes.items()}
-    mix, settings = Mix(paths), {"tokenize_fn": NumberedMedia(), "limits": Limits(max_media_bytes=48)}
+    mix, settings = Mix(paths), {"tokenize_fn": NumberedMedia(), "limits": {"max_media_bytes": 48}}
     wanted = alone(mix, 25, tokenize_fn=NumberedMedia())
     assert alone(mix, 25, **settings) == wanted
     assert on_ranks(2, mix, 25, **settings) == wanted
@@ -440,7 +415,7 @@ def test_a_report_counts_while_a_call_waits_for_the_first_row_of_the_epoch(tmp_p
 def test_a_part_whose_turn_comes_while_a_call_waits_begins_its_next_epoch(tmp_path, seed):
     """With room for no more than one sample, nothing else happens after the sample before it is merged."""
     mix = Mix({name: write_rows(tmp_path / f"{name}.jsonl", 3) for name in ("few", "many")}, quota=4)
-    settings = {"seed": seed, "buffer_size": 1, "limits": Limits(max_ready_bytes=40)}
+    settings = {"seed": seed, "buffer_size": 1, "limits": {"max_ready_bytes": 40}}
     assert on_ranks(2, mix, 30, **settings) == alone(mix, 30, **settings)
 
 

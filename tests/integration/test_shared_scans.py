@@ -1,7 +1,6 @@
 """Ranks that divide what they read have the same batches for fewer rows, whatever becomes of the other ranks."""
 
 import gzip
-import json
 import subprocess
 import sys
 import threading
@@ -22,9 +21,9 @@ from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support import column_fns
 from tests.support.examples import each_value
 from tests.support.faults import until
-from tests.support.loading import NEVER_S, ids, kills_on_13, row_id
+from tests.support.loading import NEVER_S, ids, kills_on_13, row_id, write_rows
 from tests.support.parts import change
-from tests.support.ranks import WAYS, Calls, Meeting, Ranks, lengths, make, write
+from tests.support.ranks import WAYS, Calls, Meeting, Ranks, lengths, make, stream, write
 
 NUM_TOKENS = 6000
 ONLINE = {name: way for name, way in WAYS.items() if not way.get("plan_packs")}
@@ -84,11 +83,8 @@ def divided(monkeypatch):
 def batches_of(rank, path, number, exchange=None, **settings):
     """The first batches of one of two ranks."""
     ranks = asyncdata.Ranks(rank=rank, world_size=2, exchange=exchange)
-    found: list[Any] = []
     with make(path, ranks=ranks, batch_size=2, **settings) as loader:
-        while len(found) < number:
-            found += islice(loader, number - len(found))
-    return found
+        return list(islice(stream(loader), number))
 
 
 def at_the_same_time(*functions):
@@ -183,8 +179,7 @@ def test_a_rank_that_does_not_read_is_waited_for_once_and_asked_again_when_it_re
     with capture_logs() as logs, Ranks(path, 2, exchanges=meeting_of(2), **settings) as ranks:
         found = [[] for _ in ranks.loaders]
         for rank, loader in enumerate(ranks.loaders):  # the second evaluates while the first reads
-            while len(found[rank]) < 150:
-                found[rank] += islice(loader, 150 - len(found[rank]))
+            found[rank] += islice(stream(loader), 150)
             if rank == 0:
                 alone = reasons(logs)
         while True:  # both read
@@ -255,8 +250,7 @@ def test_a_bad_row_is_that_of_every_rank(path, policy):
 
 @pytest.mark.usefixtures("divided")
 def test_a_row_that_kills_workers_is_found_by_every_rank(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(60)))
+    path = write_rows(tmp_path / "rows.jsonl", 60)
     settings = {"tokenize_fn": kills_on_13, "collate_fn": ids, "num_workers": 1, "bad_rows": "skip", "epochs": 1}
     exchanges = meeting_of(2)
     found = at_the_same_time(*(partial(batches_of, rank, path, 15, exchanges[rank], **settings) for rank in range(2)))

@@ -24,17 +24,7 @@ from asyncdata.telemetry.reader import read
 from tests.support import worker_fns
 from tests.support.faults import until
 from tests.support.loaders import FACES, Awaited, gated, is_alive, make, num_closing, num_waiting, slow_to_close
-from tests.support.loading import (
-    NEVER_S,
-    NUM_ROWS,
-    SHUFFLE,
-    ids,
-    line_of,
-    order_of,
-    row_id,
-    waits_for_a_file,
-    write_rows,
-)
+from tests.support.loading import NEVER_S, NUM_ROWS, ids, line_of, order_of, waits_for_a_file, write_rows
 from tests.support.pages import read_page
 from tests.support.telemetry_files import page_of
 
@@ -340,9 +330,7 @@ def test_a_call_that_a_free_loop_runs_at_once_is_a_wait_for_data(tmp_path):
 CALLERS = {"asyncio": ("asyncio", {}), "uvloop": ("asyncio", {"use_uvloop": True}), "trio": ("trio", {})}
 
 
-def make_async(path: Path, tokenize_fn: Any = row_id, **knobs: Any) -> AsyncDataLoader:
-    settings = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
-    return AsyncDataLoader(path, tokenize_fn=tokenize_fn, **settings)
+make_async = partial(make, face=AsyncDataLoader)
 
 
 @pytest.fixture

@@ -73,19 +73,6 @@ def test_28_first_bytes_go_before_names_and_that_is_said(tmp_path):
     assert str(refused.error) == f"AD123 {parquet} is Parquet, not JSONL"
 
 
-def test_29_a_parquet_file_that_is_cut_off_or_changes_is_named(tmp_path):
-    tables = pytest.importorskip("tests.support.parquet_files")
-    path, new = tables.write(tmp_path / "a.parquet"), tables.write(tmp_path / "new.parquet", 300)
-    cut = write(tmp_path / "d.parquet", path.read_bytes()[:-6])
-    assert str(deliver([str(path), cut]).error).startswith(f"AD124 {cut} is cut off: it has no footer at its end")
-    with loader_of(path, buffer_size=1) as loader:
-        loader.state_dict()
-        loader.get_next_batch(1)
-        new.replace(path)
-        _, error = error_of(loader, SourceChangedError, "AD303")
-    assert str(path) in str(error)
-
-
 def test_29_a_parquet_page_that_is_not_what_its_checksum_says_is_named(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, text = tmp_path / "a.parquet", "what stands here is not to be found in the statistics, as it is too long " * 9
