@@ -72,13 +72,11 @@ def test_batches_are_xtuners(tmp_path, case):
 
 def pictures_of(family, packs, folder, function):
     """The samples of a loader over the rows, in packs."""
-    rows = [row for pack in packs for row in pack]
+    rows, settings = [row for pack in packs for row in pack], {}
     if family == "qwen3_vl":
         for row in rows:
             draw(folder, row)
         rows, settings = list(map(chat_of, rows)), {"media_root": str(folder)}
-    else:
-        settings = {}
     fn = XTunerTokenizeFn(function, **settings)
     with DataLoader(write(folder / "rows.jsonl", jsonl(rows)), tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
         samples = iter(loader.get_next_batch(len(rows)))
@@ -120,22 +118,21 @@ def write_rows(jsonl_file, lengths):
         first += len(of_one)
 
 
+def numbered_loader(folder, **knobs):
+    """A loader of the files of a folder, of which each token tells its place."""
+    settings = {"tokenize_fn": XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"), "num_workers": 0}
+    settings |= {"batch_size": 1, "cache": {"folder": str(folder / "index")}}
+    return DataLoader(sorted(map(str, folder.glob("*.jsonl"))), **settings | knobs)
+
+
 def loader_of(folder, rank, given):
-    collate = {"max_length": given["settings"]["max_length"], "shift": "pack", "truncate_packs": True}
-    return DataLoader(
-        [str(path) for path in sorted(folder.glob("*.jsonl"))],
-        tokenize_fn=XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"),
-        packing=XTunerPacking(**given["settings"]),
-        length_grouping=LengthGrouping(method="xtuner") if given["grouped"] else None,
-        collate_fn=XTunerCollator(**collate, output="tensors"),
-        batch_size=given["batch_size"],
-        ranks=Ranks(rank=rank, world_size=given["world_size"], gradient_accumulation=given["accumulation"]),
-        drop_last=not given["round_up"],
-        seed=given["settings"]["seed"],
-        epochs=2,
-        num_workers=0,
-        cache={"folder": str(folder / "index")},
-    )
+    settings, collate = given["settings"], {"shift": "pack", "truncate_packs": True, "output": "tensors"}
+    knobs = {"packing": XTunerPacking(**settings), "seed": settings["seed"], "epochs": 2}
+    knobs |= {"batch_size": given["batch_size"], "drop_last": not given["round_up"]}
+    ranks = Ranks(rank=rank, world_size=given["world_size"], gradient_accumulation=given["accumulation"])
+    grouping = LengthGrouping(method="xtuner") if given["grouped"] else None
+    collate_fn = XTunerCollator(max_length=settings["max_length"], **collate)
+    return numbered_loader(folder, ranks=ranks, length_grouping=grouping, collate_fn=collate_fn, **knobs)
 
 
 @pytest.mark.parametrize("case", cases_of("xtuner_epochs"), ids=str)
@@ -154,10 +151,7 @@ def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path, jsonl_file, case):
 
 
 def preset_loader(folder, given, **knobs):
-    settings = {"tokenize_fn": XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"), "batch_size": 1, "num_workers": 0}
-    files = [str(path) for path in sorted(folder.glob("*.jsonl"))]
-    settings |= {"packing": PresetPacking(**preset_of(folder, **given)), "cache": {"folder": str(folder / "index")}}
-    return DataLoader(files, **settings | knobs)
+    return numbered_loader(folder, **{"packing": PresetPacking(**preset_of(folder, **given))} | knobs)
 
 
 def packs_of(loader, number):

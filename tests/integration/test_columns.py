@@ -10,12 +10,12 @@ import pytest
 
 import asyncdata as ad
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, SnapshotMismatchError
-from asyncdata.xtuner import XTunerTokenizeFn
-from tests.support.column_fns import COLUMNS, columned, plain, values_of
+from tests.support.column_fns import columned, plain, values_of
 from tests.support.loaders import make as make_loader
 from tests.support.loading import SHUFFLE, ids, order_of, write_rows
 from tests.support.peers.records import cases_of
 from tests.support.peers.rollouts import RESERVE, TOKENIZER
+from tests.support.sources import jsonl, write
 
 NUM_ROWS = 90
 NUM_SAMPLES = 150  # into the second epoch
@@ -178,21 +178,6 @@ def test_another_declaration_is_another_function(path):
         loader.load_state_dict(state)
 
 
-class OfXTuner:
-    columns = COLUMNS
-
-    def __call__(self, row: dict[str, Any]) -> Any:
-        return columned(row) if row["id"] % 7 != 3 else {"num_tokens": 0}
-
-    def hash(self) -> str:
-        return "1"
-
-
-def test_an_object_of_xtuner_may_declare_columns_too(path):
-    with make(path, XTunerTokenizeFn(f"{__name__}:OfXTuner"), num_workers=1) as loader:
-        check(loader.get_next_batch(20))
-
-
 MAX_LENGTH = 96
 NUM_ASKED = 40
 
@@ -200,13 +185,11 @@ NUM_ASKED = 40
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory) -> Path:
     """Rows of contexts of any length: some leave room for the question, some do not."""
-    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     rows = [
         {"input": "Mary went home. " * (7 * number % 20), "question": "Where is Mary?", "target": f"home {number}"}
         for number in range(NUM_ASKED)
     ]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
+    return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", jsonl(rows))
 
 
 def make_fixed(path: Path, tokenizer: Path, *, fn: dict[str, Any] | None = None, **settings: Any) -> ad.DataLoader:

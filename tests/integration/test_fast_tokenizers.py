@@ -37,7 +37,6 @@ from tests.support.tokenizers import FEW, Fake, install, shorten
 from tests.unit.tokenization import outcomes, run
 
 ROWS_PER_REQUEST = 256
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 POINTS = [*range(0x20, 0x7F), *range(0xA0, 0x180), 0x301, 0x323, *range(0x400, 0x450), *range(0x4E00, 0x4E80)]
 NUM_ROWS = 400
 _SAYS = "import sys; sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
@@ -114,9 +113,7 @@ def child_of(process: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.thorough
-def test_a_loader_proves_beside_the_run_at_low_priority_until_it_ends(
-    backend, small_tokenizer, jsonl_file, monkeypatch
-):
+def test_a_loader_proves_beside_a_run_at_low_priority_until_it_ends(backend, small_tokenizer, jsonl_file, monkeypatch):
     monkeypatch.delenv(parts.SWITCH)
     path = jsonl_file([{"input": "one"}] * 10)
 
@@ -465,14 +462,12 @@ def functions_and_rows(data: Path) -> dict[str, tuple[Any, list[Any]]]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "every", [pytest.param(27, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("nth", [pytest.param(27, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 def test_the_rows_of_the_data_have_the_ids_and_labels_that_tokenizers_gives_while_the_proof_grows(
-    test_data, backend, tokenizer, every, monkeypatch
+    test_data, backend, tokenizer, nth, monkeypatch
 ):
-    if every > 1:
+    if nth > 1:
         shorten(monkeypatch, [10, *POINTS], longest_text=2000)
     folder = str(test_data / "tokenizers" / tokenizer)
     files = parts.TokenizerFiles(folder)
@@ -482,7 +477,7 @@ def test_the_rows_of_the_data_have_the_ids_and_labels_that_tokenizers_gives_whil
     growing.grow(equivalence_sweep.FIRST)
 
     for kind, (make, whole) in functions_and_rows(test_data).items():
-        rows = whole[::every]
+        rows = whole[::nth]
         fast, slow = (make(folder, tokenizer_backend=name).open() for name in (backend, "hf"))
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             part = rows[start : start + ROWS_PER_REQUEST]

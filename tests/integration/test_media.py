@@ -84,10 +84,8 @@ def test_what_is_loaded_ahead_stays_within_the_limit_which_a_held_batch_counts_f
 @pytest.mark.parametrize("collate", [None, PaddedCollator(), lambda samples: {"a": [PaddedCollator()(samples)]}])
 def test_batches_that_are_held_count_and_are_said_once(tmp_path, collate):
     path, size = write_rows(tmp_path / "rows.jsonl", num_rows=200), 4 * 48
-    with (
-        structlog.testing.capture_logs() as logs,
-        loader_of(path, 0, batch_size=5, shuffle=False, collate_fn=collate, limits={"max_media_bytes": 960}) as loader,
-    ):
+    knobs = {"batch_size": 5, "shuffle": False, "collate_fn": collate, "limits": {"max_media_bytes": 960}}
+    with structlog.testing.capture_logs() as logs, loader_of(path, 0, **knobs) as loader:
         batches, held = iter(loader), []
         held += itertools.islice(batches, 3)
         gc.collect()
@@ -369,10 +367,8 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_a_function_of_two_phases_does_wrong_is_a_bad_row(tmp_path, name):
     row, message = WRONG[name]
-    with (
-        loader_of(write(tmp_path / "rows.jsonl", jsonl([{"id": 1, **row}])), 0, two_phases) as loader,
-        pytest.raises(BadRowError, match=message),
-    ):
+    path = write(tmp_path / "rows.jsonl", jsonl([{"id": 1, **row}]))
+    with loader_of(path, 0, two_phases) as loader, pytest.raises(BadRowError, match=message):
         loader.get_next_batch(1)
 
 

@@ -4,17 +4,19 @@ import gzip
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from asyncdata import BadRows, DataLoader, IterableSource, JsonArraySource, Mix, Part, Shuffle, SoftPacking, errors
+from asyncdata import BadRows, IterableSource, JsonArraySource, Mix, Part, Shuffle, SoftPacking, errors
+from tests.support import loaders
 from tests.support.faults import until
 from tests.support.loaders import is_wanted, path_waited_for, rows_of_parts
 from tests.support.loading import all_dropped, every_third_dropped, fails_on_13, id_and_text, row_id, waits_for_a_file
 from tests.support.parts import Scan, change, real
-from tests.support.sources import jsonl
+from tests.support.sources import jsonl, write
 
 SIZES = {"code": 61, "math": 97, "chat": 23}
 WEIGHTS = {"code": 3, "math": 5, "chat": 2}
@@ -25,25 +27,17 @@ SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
 def data(tmp_path):
     for name, number in SIZES.items():
         rows = [{"id": n, "pad": name * (n % 4), "prompt": name[: n % 5]} for n in range(number)]
-        write(tmp_path / f"{name}.jsonl", rows)
+        write(tmp_path / f"{name}.jsonl", jsonl(rows))
     return tmp_path
 
 
-def write(path, rows):
-    path.write_bytes(jsonl(rows))
-
-
 def mix_of(data, weights=WEIGHTS, part=None, **settings):
-    parts = {
-        name: Part(data / f"{name.partition('2')[0]}.jsonl", weight=weight, **(part or {}))
-        for name, weight in weights.items()
-    }
+    paths = {name: data / f"{name.partition('2')[0]}.jsonl" for name in weights}
+    parts = {name: Part(paths[name], weight=weight, **(part or {})) for name, weight in weights.items()}
     return Mix(parts, **{"quota": 10, **settings})
 
 
-def make(mix, **knobs):
-    settings = {"tokenize_fn": id_and_text, "num_workers": 0, "shuffle": SHUFFLE, "timeout_s": 240}
-    return DataLoader(mix, **settings | knobs)
+make = partial(loaders.make, tokenize_fn=id_and_text, shuffle=SHUFFLE)
 
 
 def entries(samples):
@@ -80,7 +74,7 @@ def restored(mix, state, number, **knobs):
 
 def many(tmp_path, by="rows", number=300):
     for part in range(number):
-        write(tmp_path / f"{part:03}.jsonl", [{"id": part, "pad": "x"} for _ in range(4)])
+        write(tmp_path / f"{part:03}.jsonl", jsonl([{"id": part, "pad": "x"}] * 4))
     return Mix({f"{part:03}": tmp_path / f"{part:03}.jsonl" for part in range(number)}, by=by)
 
 
@@ -275,11 +269,11 @@ def test_weights_that_changed_are_named_by_their_shares(data, is_stage):
 
 def test_a_part_whose_file_changed_and_the_state_of_a_single_source_are_refused_and_named(data):
     state = state_after(mix_of(data), 17)
-    with DataLoader(data / "math.jsonl", tokenize_fn=id_and_text, num_workers=0, shuffle=SHUFFLE) as loader:
+    with make(data / "math.jsonl") as loader:
         of_one = loader.state_dict()
         with pytest.raises(errors.SnapshotMismatchError):
             loader.load_state_dict(state)
-    write(data / "code.jsonl", [{"id": 1, "pad": ""}] * 50)
+    write(data / "code.jsonl", jsonl([{"id": 1, "pad": ""}] * 50))
     with make(mix_of(data)) as loader:
         with pytest.raises(errors.SnapshotMismatchError, match=r"part 'code' of the mixture: .*data"):
             loader.load_state_dict(state)
@@ -339,13 +333,11 @@ def test_a_part_is_waited_for_from_the_call_on(tmp_path, monkeypatch):
     change(monkeypatch, clock_of_waits=SimpleNamespace(monotonic=lambda: now[0]))
     for name in ("free", "gated"):
         first = {"id": 0, "gate": str(gate)} if name == "gated" else {"id": 0}  # one row: another worker is free
-        write(tmp_path / f"{name}.jsonl", [first, *({"id": number} for number in range(1, 20))])
+        write(tmp_path / f"{name}.jsonl", jsonl([first, *({"id": number} for number in range(1, 20))]))
     mix = Mix({name: tmp_path / f"{name}.jsonl" for name in ("free", "gated")}, quota=2)
 
-    with (
-        DataLoader(mix, tokenize_fn=waits_for_a_file, shuffle=False, num_workers=2) as loader,
-        ThreadPoolExecutor(1) as trainer,
-    ):
+    knobs = {"tokenize_fn": waits_for_a_file, "shuffle": False, "num_workers": 2}
+    with make(mix, **knobs) as loader, ThreadPoolExecutor(1) as trainer:
         loader.start()
         until(lambda: "gated" in path_waited_for(loader))
         now[0] = 200.0

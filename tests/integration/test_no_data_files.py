@@ -224,14 +224,6 @@ def test_a_repository_of_the_hub_is_a_folder_too(monkeypatch):
             make(JsonlSource("hf://datasets/me/data/data", **options))
 
 
-def test_parquet_in_the_hubs_layout_is_refused_too(tmp_path):
-    tables = pytest.importorskip("tests.support.parquet_files")
-    for name in ("train-00000-of-00001", "test-00000-of-00001"):
-        tables.write(tmp_path / f"{name}.parquet")
-    with pytest.raises(SourceError, match=r"AD312 .*paths='.*/test-00000-of-00001.parquet'"):
-        make(str(tmp_path))
-
-
 def test_a_split_that_appears_while_data_grow_is_left_out_and_told_of_once(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()

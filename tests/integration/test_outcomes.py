@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,17 @@ NUM_ROWS = 60
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
 
 
-def scores_of(row):
-    """Every second row is solved; the others never."""
-    return [float(row % 2), float(row % 2)]
-
-
 def step(loader, num_groups=5):
-    """Take groups, report them, and return their rows."""
+    """Take groups, report them, and return their rows. Every second row is solved; the others never."""
     groups = loader.get_samples(num_groups)
     rows = ids(group[0] for group in groups)
-    loader.report(groups, [scores_of(row) for row in rows])
+    loader.report(groups, [[float(row % 2)] * 2 for row in rows])
     return rows
 
 
-def remembering(rows, **knobs):
+def remembering(rows, policy=SOLVED, **knobs):
     """Two samples of each prompt, and solved prompts are left out."""
-    return make(rows, **{"n_samples_per_prompt": 2, "outcomes": Outcomes(policy=SOLVED)} | knobs)
+    return make(rows, **{"n_samples_per_prompt": 2, "outcomes": Outcomes(policy=policy)} | knobs)
 
 
 def run(loader, num_steps):
@@ -328,8 +324,7 @@ def few_rows(tmp_path):
     return write_rows(tmp_path / "few.jsonl", NUM_TOLD)
 
 
-def remembering_rewards(rows, policy=BY_ACCURACY, **knobs):
-    return make(rows, n_samples_per_prompt=SIZE, outcomes=Outcomes(policy=policy), **knobs)
+remembering_rewards = partial(remembering, policy=BY_ACCURACY)
 
 
 values = st.none() | st.sampled_from([0.0, 0.25, 0.5, 1.0])

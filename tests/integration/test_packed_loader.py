@@ -15,22 +15,8 @@ from asyncdata import BadRows, Column, HardPacking, LengthGrouping, PackedCollat
 from asyncdata.core.columns import Columns
 from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError, TooManyBadRowsError
 from asyncdata.xtuner import XTunerCollator
-from tests.support.ranks import (
-    GROUPING,
-    HARD,
-    MAX_LENGTH,
-    PACKED,
-    SOFT,
-    STRIDE,
-    WAYS,
-    Batch,
-    Ranks,
-    lengths,
-    make,
-    numbered,
-    stream,
-    write,
-)
+from tests.support import ranks as support
+from tests.support.ranks import GROUPING, HARD, MAX_LENGTH, SOFT, WAYS, Batch, Ranks, lengths, make, stream, write
 
 Knobs = dict[str, Any]
 
@@ -59,11 +45,11 @@ def few(tmp_path_factory) -> Path:
 
 def tokens_of(batches: Iterable[Batch]) -> Counter[int]:
     """How many tokens of each row there are."""
-    return Counter(token // STRIDE for batch in batches for token in batch.tokens)
+    return Counter(token // support.STRIDE for batch in batches for token in batch.tokens)
 
 
 def rows_of(batches: Iterable[Batch]) -> list[list[int]]:
-    return [[document[0] // STRIDE for document in pack] for batch in batches for pack in batch.packs]
+    return [[document[0] // support.STRIDE for document in pack] for batch in batches for pack in batch.packs]
 
 
 def loops(path: Path, number: int = 1, **knobs: Any) -> list[list[Batch]]:
@@ -265,7 +251,7 @@ def fails_on_each_tenth(row: dict[str, Any]) -> list[int] | None:
     if row["id"] % 10 == 3:
         raise ValueError("it is no good")
 
-    return None if row["id"] % 10 == 7 else numbered(row)
+    return None if row["id"] % 10 == 7 else support.numbered(row)
 
 
 @pytest.mark.thorough
@@ -294,7 +280,7 @@ STOPS: dict[str, tuple[list[int], Knobs, type[Exception], str]] = {
     ),
     **{
         f"a bad row, {name}": (SIZES, {**knobs, "tokenize_fn": fails_on_each_tenth}, BadRowError, "AD421 .*no good")
-        for name, knobs in PACKED.items()
+        for name, knobs in support.PACKED.items()
     },
     "all of them are": (
         [100, 200, 300],
@@ -388,12 +374,12 @@ def test_a_state_of_another_packing_or_grouping_is_refused_by_name(path):
 
 @pytest.mark.parametrize(("allowed", "other"), [("seed", {"seed": 7}), ("order", {"packing": HARD_BY_EPOCH})])
 def test_where_another_seed_or_packing_is_allowed_the_next_epoch_begins(path, allowed, other):
-    state = state_after(path, 1, **RANK, **PACKED["soft"])
-    with make(path, **RANK | PACKED["soft"] | other) as loader:
+    state = state_after(path, 1, **RANK, **support.PACKED["soft"])
+    with make(path, **RANK | support.PACKED["soft"] | other) as loader:
         loader.load_state_dict(state, allow_changed={allowed})
         assert loader.epoch == 1
         found = list(stream(loader))
-    with make(path, **RANK | PACKED["soft"] | other) as loader:
+    with make(path, **RANK | support.PACKED["soft"] | other) as loader:
         loader.set_epoch(1)
         assert list(stream(loader)) == found
 

@@ -326,12 +326,8 @@ def test_a_turn_of_a_tool_may_have_pictures(tmp_path, folders, picture):
 
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
 def test_tokens_of_pictures_are_never_trained(tmp_path, folders, picture, train_on):
-    row = {
-        "messages": [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": [image(picture), {"type": "text", "text": "so"}]},
-        ]
-    }
+    answer = {"role": "assistant", "content": [image(picture), {"type": "text", "text": "so"}]}
+    row = {"messages": [{"role": "user", "content": "?"}, answer]}
     (sample,) = loaded(tmp_path, folders["qwen3_vl"], row, fn={"train_on": train_on})
     is_picture = sample.columns["mm_token_type_ids"] == 1
     assert is_picture.any()

@@ -186,12 +186,14 @@ def test_a_copy_that_was_gone_is_found_again_by_the_run_after_the_next(knobs, tm
 
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(rows_of()), path, row_group_size=20)
+    copies = []
     for _ in range(3):
         with make(path, **XTUNER, **knobs, epochs=1) as loader:
             assert sorted(itertools.chain(*packs_of(loader))) == KEPT
             assert loader.num_rows() == len(KEPT)
-        for copy in list((tmp_path / "cache" / "index").glob("*.rows/*.rows"))[:1]:
-            copy.unlink()
+        copies.append(sorted((tmp_path / "cache" / "index").glob("*.rows/*.rows")))
+        copies[-1][0].unlink()
+    assert copies[1] == copies[2] == copies[0]
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,8 @@ def loaders_of(
     with ExitStack() as stack:
         loaders = []
         for rank in range(world_size):
-            of_rank = {
-                "rank": rank,
-                "world_size": world_size,
-                "exchange": meeting and meeting.of(rank),
-                **(ranks or {}),
-            }
+            exchange = meeting and meeting.of(rank)
+            of_rank = {"rank": rank, "world_size": world_size, "exchange": exchange, **(ranks or {})}
             own = {"cache": {"folder": ""}, "tokenize_fn": numbered, **settings, **(knobs[rank] if knobs else {})}
             source = path[rank] if isinstance(path, list) else path
             loaders.append(stack.enter_context(make(source, ranks=of_rank, **own)))

@@ -25,13 +25,19 @@ SHUFFLE = Shuffle(block_bytes=256, window_blocks=4)
 SOLVED = PassRate(drop_above=0.9, revisit_every=3)
 
 
-def row_of(sample):
-    return int(sample.tokens[0])
+def entry_of(sample):
+    epoch = sample.position.epoch if sample.source_epoch is None else sample.source_epoch
+    return sample.source_name, epoch, int(sample.tokens[0])
 
 
 def score_of(sample):
-    """Every second row is solved, and every fifth from the second epoch on."""
-    return float(row_of(sample) % 2 or (row_of(sample) % 5 == 0 and sample.position.epoch > 0))
+    """Every second row is solved, and every fifth from its second epoch on."""
+    _, epoch, row = entry_of(sample)
+    return float(row % 2 or (row % 5 == 0 and epoch > 0))
+
+
+def report(loader, batch):
+    return loader.report(batch, list(map(score_of, batch)))
 
 
 def ranks_of(world_size, source, policies=(), kind=DataLoader, **settings):
@@ -52,7 +58,7 @@ def train(loader, num_steps, state=None):
         if state is not None:
             loader.load_state_dict(state)
         for batch in islice(stream(loader), num_steps):
-            loader.report(batch, list(map(score_of, batch)))
+            report(loader, batch)
             found.append((batch, json.loads(json.dumps(loader.state_dict()))))
     return found
 
@@ -67,7 +73,7 @@ def run(world_size, source, num_steps, state=None, **settings):
 def in_order(runs):
     """Each step of all ranks: its rows in the order of D, those that fill up the last batch among them."""
     steps = [[batch for batch, _ in step] for step in zip(*runs, strict=True)]
-    return [[(row_of(s), s.position.epoch) for each in zip(*step, strict=True) for s in each] for step in steps]
+    return [[entry_of(sample)[1:] for each in zip(*step, strict=True) for sample in each] for step in steps]
 
 
 @pytest.mark.parametrize(("world_size", "shuffle"), [(2, SHUFFLE), (3, "full"), (4, RowShuffle(only_kept=True))])
@@ -77,7 +83,7 @@ def test_any_number_of_ranks_leaves_out_the_same_rows(rows, world_size, shuffle)
     odd, fives = set(range(1, NUM_ROWS, 2)), set(range(0, NUM_ROWS, 5))
     left_out = [set(), odd, odd | fives, fives - odd]
     for epoch, solved in enumerate(left_out):
-        assert {row for step in taken for row, of in step if of == epoch} == set(range(NUM_ROWS)) - solved
+        assert {row for step in taken for of, row in step if of == epoch} == set(range(NUM_ROWS)) - solved
     assert taken == in_order(run(6, rows, 18, shuffle=shuffle))
     memories = [[state["outcomes"] for _, state in each] for each in found]
     for memory in memories[1:]:
@@ -90,9 +96,7 @@ class Score:
         raise RuntimeError("the model is gone")
 
 
-@pytest.mark.parametrize(
-    ("score", "why"), [(float("nan"), "AD482"), (Score(), "the model is gone")], ids=["no number", "raises"]
-)
+@pytest.mark.parametrize(("score", "why"), [(float("nan"), "AD482"), (Score(), "the model is gone")])
 def test_what_a_rank_cannot_report_is_an_error_of_all_and_nothing_is_counted(rows, score, why):
     first, second = ranks_of(2, rows)
 
@@ -149,7 +153,7 @@ async def train_async(loader, num_steps, cancels):
         while len(found) < num_steps:
             async for batch in loader:
                 with anyio.move_on_after(0 if cancels and len(found) % 3 == 1 else None):
-                    await loader.report(batch, list(map(score_of, batch)))
+                    await report(loader, batch)
                 found.append((batch, None))
                 if len(found) == num_steps:
                     break
@@ -161,10 +165,8 @@ async def train_async(loader, num_steps, cancels):
 def test_a_report_that_is_cancelled_counts_on_all_ranks_before_samples_are_taken(rows, backend):
     loaders = list(ranks_of(2, rows, kind=AsyncDataLoader))
     with ThreadPoolExecutor(2) as threads:
-        runs = [
-            threads.submit(anyio.run, train_async, loader, 18, rank == 0, backend=backend)
-            for rank, loader in enumerate(loaders)
-        ]
+        start = partial(threads.submit, anyio.run, train_async, backend=backend)
+        runs = [start(loader, 18, loader is loaders[0]) for loader in loaders]
         found = [one.result() for one in runs]
     assert in_order(found) == in_order(run(2, rows, 18))
 
@@ -251,21 +253,6 @@ GLOBAL_BATCH = 12
 @pytest.fixture
 def mix(tmp_path):
     return Mix({name: write_rows(tmp_path / f"{name}.jsonl", size) for name, size in SIZES.items()}, quota=8)
-
-
-def entry_of(sample):
-    epoch = sample.position.epoch if sample.source_epoch is None else sample.source_epoch
-    return sample.source_name, epoch, int(sample.tokens[0])
-
-
-def score_of_entry(sample):
-    """Every second row is solved, and every fifth from its second epoch on."""
-    _, epoch, row = entry_of(sample)
-    return float(row % 2 or (row % 5 == 0 and epoch > 0))
-
-
-def report(loader, batch):
-    return loader.report(batch, list(map(score_of_entry, batch)))
 
 
 def entries_of(loader, num_steps, before=lambda loader, batch: None):

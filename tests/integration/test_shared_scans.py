@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-import asyncdata
 from asyncdata import JsonlSource, Mix, Part, Shuffle
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support import column_fns
@@ -55,11 +54,8 @@ def test_batches_and_states_are_those_without_an_exchange(path, way, world_size,
 
 
 def test_parts_of_a_mixture_are_divided(tmp_path):
-    sizes = {"a": 3000, "b": 1500, "c": 400}
-    parts = {
-        name: write(tmp_path / f"{name}.jsonl", lengths(size, 30, seed))
-        for seed, (name, size) in enumerate(sizes.items())
-    }
+    sizes = [("a", 3000), ("b", 1500), ("c", 400)]
+    parts = {n: write(tmp_path / f"{n}.jsonl", lengths(size, 30, seed)) for seed, (n, size) in enumerate(sizes)}
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(parts["c"].read_bytes()))
     mix = Mix({"a": Part(parts["a"], weight=2), "b": parts["b"], "c": JsonlSource(str(tmp_path / "c.jsonl.gz"))})
     calls, calls_alone = Calls(), Calls()
@@ -82,7 +78,7 @@ def divided(monkeypatch):
 
 def batches_of(rank, path, number, exchange=None, **settings):
     """The first batches of one of two ranks."""
-    ranks = asyncdata.Ranks(rank=rank, world_size=2, exchange=exchange)
+    ranks = {"rank": rank, "world_size": 2, "exchange": exchange}
     with make(path, ranks=ranks, batch_size=2, **settings) as loader:
         return list(islice(stream(loader), number))
 
@@ -261,7 +257,7 @@ def test_a_row_that_kills_workers_is_found_by_every_rank(tmp_path):
 def test_what_cannot_be_divided_is_refused(path, tmp_path):
     packed = tmp_path / "rows.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
+    ranks = {"rank": 0, "world_size": 2, "exchange": Meeting(2).of(0)}
     with pytest.raises(ConfigError, match="AD487 .*from front to back have none"):
         make(packed, ranks=ranks)
 
@@ -274,7 +270,7 @@ def test_scans_that_were_awaited_before_another_epoch_are_not_made(path):
         has_left.wait(NEVER_S)
         return [data, b""]
 
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=leaves_late)
+    ranks = {"rank": 0, "world_size": 2, "exchange": leaves_late}
     with make(path, calls, ranks=ranks, shuffle=Shuffle(block_bytes=512, window_blocks=10_000), epochs=2) as loader:
         for epoch in range(2):
             loader.set_epoch(epoch)
@@ -351,11 +347,8 @@ print("whole")
 @pytest.mark.thorough
 def test_an_exchange_over_gloo_returns_what_each_rank_sent_short_or_long(tmp_path):
     pytest.importorskip("torch")
-    command = [sys.executable, "-W", "error", "-c", EXCHANGE]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-        for rank in range(3)
-    ]
+    command, settings = [sys.executable, "-W", "error", "-c", EXCHANGE], {"stdout": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path / "store")], **settings) for rank in range(3)]
     assert [rank.communicate(timeout=240)[0].strip() for rank in ranks] == ["whole"] * 3
 
 

@@ -265,7 +265,8 @@ def other(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "other.jsonl", 120)
 
 
-opened, state_after = partial(make_loader, shuffle=True), partial(loaders.state_after, shuffle=True)
+opened = partial(make_loader, shuffle=True)
+state_after = partial(loaders.state_after, shuffle=True)
 
 
 def left_out(source: Any, state: dict[str, Any], allowed: str = "data", **knobs: Any) -> list[dict[str, Any]]:

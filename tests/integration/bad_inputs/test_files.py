@@ -24,11 +24,14 @@ NUM_ROWS = 200
 
 
 def error_of(loader: DataLoader, kind: type[Exception], code: str) -> tuple[list[int], Exception]:
+    """What comes before an error, and the error, which comes at every later call."""
     seen: list[int] = []
     with pytest.raises(kind) as caught:
         while True:
             seen += ids(loader.get_next_batch(1))
     assert_is_ours(caught.value, code)
+    with pytest.raises(kind, match=code):
+        loader.get_next_batch(1)
     return seen, caught.value
 
 
@@ -46,11 +49,8 @@ def test_26_27_what_is_cut_off_damaged_or_added_is_an_error_after_the_rows_befor
     if suffix == "zst":
         pytest.importorskip("zstandard")
     coded = {"gz": members, "zst": frames}[suffix]([LINES])
-    spoiled = {
-        "cut off": coded[:-9],
-        "a flipped bit": bytes(value ^ (place == len(coded) - 4) for place, value in enumerate(coded)),
-        "garbage": b"garbage",
-    }
+    flipped = bytes(value ^ (place == len(coded) - 4) for place, value in enumerate(coded))
+    spoiled = {"cut off": coded[:-9], "a flipped bit": flipped, "garbage": b"garbage"}
     path = write(tmp_path / f"rows.jsonl.{suffix}", coded + spoiled[harm])
 
     found = deliver(path)

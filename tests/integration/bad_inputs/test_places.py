@@ -178,14 +178,6 @@ def good(tmp_path: Path) -> str:
     return write(tmp_path / "good.jsonl", b"\n".join(GOOD))
 
 
-def bare_tokenizer(tmp_path: Path) -> str:
-    """A tokenizer that says nothing of special tokens, and has no chat template."""
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    shutil.copy(Path(tokenizer_folder(), "tokenizer.json"), folder)
-    return str(folder)
-
-
 @pytest.mark.thorough
 def test_42_an_epoch_of_which_nothing_is_left_is_no_endless_loop(tmp_path):
     found = deliver(good(tmp_path), prompts(max_length=1), epochs=None, num_workers=1)
@@ -194,19 +186,13 @@ def test_42_an_epoch_of_which_nothing_is_left_is_no_endless_loop(tmp_path):
 
 
 @pytest.mark.thorough
-def test_43_44_a_batch_larger_than_the_data_is_filled_across_epochs_to_exactly_its_number(path):
-    with ad.DataLoader(path, tokenize_fn=loading.row_id, num_workers=0, shuffle=False) as loader:
-        batch = loader.get_next_batch(5 * NUM_ROWS + 3)
-    assert ids(batch) == [*list(range(NUM_ROWS)) * 5, *range(3)]
-    assert [sample.position.epoch for sample in batch] == [number // NUM_ROWS for number in range(len(batch))]
-
-
-@pytest.mark.thorough
-def test_45_the_last_batch_is_in_the_error_of_the_end_or_dropped_as_asked(path):
+def test_43_44_45_a_batch_is_filled_across_epochs_and_the_last_is_in_the_error_of_the_end_or_dropped(path):
     with ad.DataLoader(path, tokenize_fn=loading.row_id, num_workers=0, shuffle=False, epochs=2) as loader:
-        loader.get_next_batch(2 * NUM_ROWS - 3)
+        batch = loader.get_next_batch(2 * NUM_ROWS - 3)
         with pytest.raises(EndOfData) as caught:
             loader.get_next_batch(8)
+    assert ids(batch) == [*range(NUM_ROWS), *range(NUM_ROWS - 3)]
+    assert [sample.position.epoch for sample in batch] == [number // NUM_ROWS for number in range(len(batch))]
     assert str(caught.value) == "AD402 end of data after 2 epochs; 3 of 8 groups were left"
     assert ids(caught.value.samples) == [NUM_ROWS - 3, NUM_ROWS - 2, NUM_ROWS - 1]
     settings = {"batch_size": 8, "epochs": 1, "drop_last": True}
@@ -217,7 +203,8 @@ def test_45_the_last_batch_is_in_the_error_of_the_end_or_dropped_as_asked(path):
 
 @pytest.mark.thorough
 def test_48_49_a_token_or_template_that_the_tokenizer_lacks_is_an_error_at_the_start_where_it_is_asked_for(tmp_path):
-    bare = bare_tokenizer(tmp_path)
+    shutil.copy(Path(tokenizer_folder(), "tokenizer.json"), tmp_path)
+    bare = str(tmp_path)  # it says nothing of special tokens, and has no chat template
     padded = deliver(good(tmp_path), ad.FixedLengthTokenizeFn.babilong(bare, max_length=9, add_eos=False))
     ended = deliver(good(tmp_path), ad.TextTokenizeFn(bare, text_key="input"))
     neither = deliver(good(tmp_path), ad.TextTokenizeFn(bare, text_key="input", eos=False))

@@ -199,7 +199,6 @@ FUNCTIONS = {
         [Case(52, text(txt="a"), "AD421", "raised KeyError('text')")],
     ),
 }  # fmt: skip
-CASES = [*LINES, *(case for function in FUNCTIONS.values() for case in function.cases)]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)

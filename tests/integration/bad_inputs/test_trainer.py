@@ -256,8 +256,6 @@ def test_69_ranks_that_are_fed_only_say_how_far_to_read_ahead(path):
         with make(path, **knobs) as loader:
             found.append(ids(loader.get_next_batch(NUM_ROWS)))
     assert found == [order_of(path)] * 3
-    with pytest.raises(errors.ConfigError, match="dp_size"):
-        make(path, dp_size=0)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
