@@ -62,7 +62,7 @@ def test_what_is_reported_after_an_epoch_has_begun_counts_for_the_next_one(rows,
         loader.report(late, [1.0] * NUM_ROWS)
         second += loader.get_samples(NUM_ROWS - 1)
         assert len(set(ids(group[0] for group in second))) == NUM_ROWS
-        with pytest.raises(errors.NoSamplesError, match="AD401 epoch 2: 60 rows read, 0 kept: 60 by excluded.*Outcome"):
+        with pytest.raises(errors.NoSamplesError, match=r"AD401 epoch 2: 60 .* 0 kept: 60 by excluded.*Outcomes\(pol"):
             loader.get_samples(1)
 
 

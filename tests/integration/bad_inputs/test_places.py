@@ -62,20 +62,15 @@ OF_ROWS = {
     for case in reversed([*LINES, *function.cases])
 }
 """The first row of each code."""
+OF_CHATS = ad.ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)
 FAULTS = [
     *OF_ROWS.values(),
     Fault("AD108", GOOD_ROW, json_text({"input": "x" * 5000, "label": 0}), prompts()),
     Fault("AD114", GOOD_ROW, json_text({"input": "<image>", "pictures": []}), "slime"),
-    Fault(
-        "AD115", json_text({"messages": CHAT}), BOTH, ad.ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)
-    ),
-    Fault(
-        "AD133", json_text({"messages": CHAT}), SYSTEM, ad.ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)
-    ),
+    Fault("AD115", json_text({"messages": CHAT}), BOTH, OF_CHATS),
+    Fault("AD133", json_text({"messages": CHAT}), SYSTEM, OF_CHATS),
     Fault("AD411", json_text({"prompt": "a", "chosen": " b", "rejected": " c"}), CHATS, "no template"),
-    Fault(
-        "AD414", json_text({"messages": CHAT}), MARKED, ad.ChatTokenizeFn(tokenizer_folder(), chat_template=GENERATION)
-    ),
+    Fault("AD414", json_text({"messages": CHAT}), MARKED, OF_CHATS),
     Fault("AD422", ID, json_text({"id": 13}), loading.hangs_on_13, needs_workers=True),
     Fault("AD423", ID, json_text({"id": 13}), loading.kills_on_13, needs_workers=True),
     Fault("AD425", ID, json_text({"id": 1, "do": "negative"}), worker_fns.as_told),
@@ -351,7 +346,7 @@ def test_57_a_function_that_changes_its_process_harms_no_other_row(path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("what", "text"), [("raises", "no tokenizer.json to be"), ("dies", "what I wanted to say")])
+@pytest.mark.parametrize(("what", "text"), [("raises", "tokenizer.json to be seen"), ("dies", "what I wanted to say")])
 def test_58_workers_that_cannot_start_say_why_and_are_not_started_for_ever(path, tmp_path, what, text):
     with capture_logs():
         found = deliver(str(path), worker_fns.Opening(what, str(tmp_path), 1000), num_workers=2)
