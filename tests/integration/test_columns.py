@@ -10,7 +10,8 @@ import pytest
 
 import asyncdata as ad
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, SnapshotMismatchError
-from tests.support.column_fns import columned, plain, values_of
+from asyncdata.xtuner import XTunerTokenizeFn
+from tests.support.column_fns import COLUMNS, columned, plain, values_of
 from tests.support.loaders import make as make_loader
 from tests.support.loading import SHUFFLE, ids, order_of, write_rows
 from tests.support.peers.records import cases_of
@@ -37,6 +38,16 @@ def check(samples: list[ad.Sample]) -> list[int]:
     return [sample.extra["id"] for sample in samples]
 
 
+class OfXTuner:
+    columns = COLUMNS
+
+    def __call__(self, row: dict[str, Any]) -> Any:
+        return columned(row) if row["id"] % 7 != 3 else {"num_tokens": 0}
+
+    def hash(self) -> str:
+        return "1"
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "inline": {},
     "workers": {"num_workers": 2},
@@ -44,6 +55,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "full shuffle": {"shuffle": "full", "num_workers": 1},
     "little room": {"limits": ad.Limits(max_ready_bytes=1), "num_workers": 1},
     "on ack": {"commit": "on_ack"},
+    "an object of XTuner": {"tokenize_fn": XTunerTokenizeFn(f"{__name__}:OfXTuner"), "num_workers": 1},
 }
 
 
