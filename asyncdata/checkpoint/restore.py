@@ -357,15 +357,18 @@ def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) ->
 
     Logs what is left out of the saved epoch.
     """
-    epoch, num_delivered, num_left_out = ledger.position.epoch, ledger.counters.epoch_groups, None
+    place = ledger.position
+    num_delivered: int | None = ledger.counters.epoch_groups
+    num_left_out = None if saved.rows_left is msgspec.UNSET else saved.rows_left
     if saved.packing:  # rows after the saved position may be in packs that are delivered already
-        epoch, num_delivered = saved.packing.epoch, saved.packing.epoch_packs
-        if not num_delivered:
-            return int(epoch)
-    elif ledger.position == Position(epoch):
+        num_delivered, num_left_out = saved.packing.epoch_packs, None
+        place = Position(saved.packing.epoch, row=num_delivered)
+    elif (reached := ledger.served.positions.get("", place)) > place:  # groups that were out are not known any more
+        place, num_delivered, num_left_out = reached, None, None
+    epoch = place.epoch
+    if place == Position(epoch) and num_delivered is not None:
         return epoch
-    elif saved.rows_left is not msgspec.UNSET:
-        num_left_out = saved.rows_left
+
     _log.warning(
         "snapshot.rows_left_out",
         epoch=epoch,
@@ -373,7 +376,7 @@ def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) ->
         num_delivered=num_delivered,
         num_left_out=num_left_out,
     )
-    return epoch + 1
+    return epoch + (place > Position(epoch))
 
 
 def ledger_at_row(ledger: Ledger, epoch: int, row: int, group_index: int | None, group_size: int) -> Ledger:

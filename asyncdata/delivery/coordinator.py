@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -356,14 +357,14 @@ class Coordinator:
         return samples
 
     def _deliver(self, ledger: Ledger, num_groups: int, last_epoch: int | None, **limits: Any) -> Delivery | None:
-        items, rules = self.channel.items, {"samples_per_group": self.rules.samples_per_group, "last_epoch": last_epoch}
+        take = partial(deliver, samples_per_group=self.rules.samples_per_group, last_epoch=last_epoch)
         try:
-            found = deliver(items(ledger.head), ledger, num_groups, **rules, **limits)
+            found = take(self.channel.items(ledger.head), ledger, num_groups, **limits)
             if found is None or found.is_last or found.num_groups == num_groups:
                 return found
 
             # Fewer: as if no more had been asked for, or bad rows after the last one were counted, and again on resume.
-            return deliver(items(ledger.head), ledger, found.num_groups, **rules)
+            return take(self.channel.items(ledger.head), ledger, found.num_groups)
         except BadRowStop as stop:
             raise self._stopped_by(stop) from None
 

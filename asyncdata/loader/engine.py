@@ -377,7 +377,8 @@ class Engine:
     def _ledger_of(self, saved: Snapshot, files: Mapping[str, FileRefs]) -> Ledger:
         """The ledger of a snapshot.
 
-        :param files: of each part that has the same data; of the others, it is not known which rows were excluded.
+        :param files: of each part that has the same data, as it covers them after the restart; of the others, it is not
+            known which rows were excluded.
         """
         size, now = self.config.n_samples_per_prompt, self.coordinator.ledger
         ledger = ledger_of(saved, now, digest=self.config.digest, group_size=size, files=files)
@@ -389,7 +390,9 @@ class Engine:
         known = {key: place for key, place in excluded if not any(is_key_of(part, key) for part in others)}
         if num_forgotten := len(excluded) - len(known):
             _log.warning("snapshot.exclusions_forgotten", num_rows=num_forgotten)
-        return ledger.without(known, self.is_of)
+        from asyncdata.loader.exclusions import RowKeys
+
+        return ledger.without(known, RowKeys(self.parts, files).is_of)
 
     def is_of(self, group: Group, rows: Container[RowKey]) -> bool:
         """Whether a group is of one of these rows."""

@@ -24,10 +24,13 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class RowPlaces:
-    """The places of a source's rows. A source may have a file several times, and one that grows gets new files."""
+    """The places of a source's rows. A source may have a file several times, and one that grows gets new files.
 
-    def __init__(self, source: Blocks) -> None:
-        self._source = source
+    :param files: that the source is going to have; None: those that it has.
+    """
+
+    def __init__(self, source: Blocks, files: FileRefs | None = None) -> None:
+        self._source, self._files = source, files
         self._counts_rows = source.location(0, 5, 1).byte_offset != 5  # rows are located by their numbers
         self._refs: FileRefs | None = None
         self._numbers: dict[str, list[int]] = {}
@@ -35,7 +38,7 @@ class RowPlaces:
 
     def files(self, path: Any) -> Sequence[int]:
         """The numbers of the file with this path, ascending; none, if the source has no such file."""
-        refs = self._source.files
+        refs = self._source.files if self._files is None else self._files
         if self._refs is not refs:
             numbers: dict[str, list[int]] = {}
             for number, file in enumerate(refs):
@@ -79,10 +82,11 @@ class RowKeys:
     """The keys of a loader's rows: the number of the file, and the row's byte offset there, or its number.
 
     :param parts: of a mixture, or the only source.
+    :param files: of parts, if it is not those that they have now.
     """
 
-    def __init__(self, parts: Sequence[OpenedPart]) -> None:
-        self._places = {part.name: RowPlaces(part.files) for part in parts}
+    def __init__(self, parts: Sequence[OpenedPart], files: Mapping[str, FileRefs] | None = None) -> None:
+        self._places = {part.name: RowPlaces(part.files, (files or {}).get(part.name)) for part in parts}
 
     def __call__(self, rows: Iterable[Any]) -> dict[RowKey, str]:
         """The keys of samples, groups of samples, locations, or rows as ``asyncdata sample --json`` prints them.

@@ -24,6 +24,7 @@ from tests.support import adapters
 from tests.support.adapters import KNOBS, NUM_ROWS, STEPS, numbers_of
 from tests.support.frameworks import verl_sft as sft
 from tests.support.ranks import settled
+from tests.support.sources import jsonl
 
 SHARING = [adapters.stateful_loader, adapters.dataset, adapters.torchtitan]
 """Each rank has its own part of the rows."""
@@ -160,9 +161,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"), REFUSED, ids=[re.sub(r"\W+", " ", message)[:50].strip() for _, message in REFUSED]
-)
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[re.sub(r"\W+", " ", told)[:50] for _, told in REFUSED])
 def test_what_would_lose_rows_or_the_order_is_refused_with_the_way_out(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
@@ -181,12 +180,10 @@ def test_rows_for_trl_have_pictures_as_a_data_set_of_hugging_face_gives_them(pat
     data = io.BytesIO()
     turned.save(data, "png", exif=exif)
     kept.save(tmp_path / "kept.png")
-    both = [
-        {"bytes": base64.b64encode(data.getvalue()).decode(), "path": None},
-        {"bytes": None, "path": str(tmp_path / "kept.png")},
-    ]
+    text = base64.b64encode(data.getvalue()).decode()
+    both = [{"bytes": text, "path": None}, {"bytes": None, "path": str(tmp_path / "kept.png")}]
     row = {"prompt": "p", "images": both, "image": "a path"}
-    path.write_text("".join(json.dumps(each) + "\n" for each in (row, {**row, "images": both[:1], "image": None})))
+    path.write_bytes(jsonl([row, {**row, "images": both[:1], "image": None}]))
     with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, shuffle=False) as loader:
         first, second = map(row_with_pictures, loader.get_next_batch(2))
 

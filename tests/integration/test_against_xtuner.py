@@ -15,18 +15,10 @@ from asyncdata.xtuner import PresetPacking, XTunerCollator, XTunerPacking, XTune
 from tests.support.examples import each_pair, each_value
 from tests.support.packing_quality import LAWS, SEEDS, Costs, balance, fill, ours_ordered, xtuners_ordered
 from tests.support.packing_quality import costs_of as quality_costs_of
+from tests.support.peers import xtuner
 from tests.support.peers.records import cases_of, digest, folder_of, module_of, plain
-from tests.support.peers.xtuner import (
-    batch_of,
-    costs_of,
-    media_of,
-    pictures_function,
-    preset_of,
-    runs_of,
-    share_of,
-    shown,
-    stable_sorts,
-)
+from tests.support.peers.xtuner import batch_of, costs_of, media_of, preset_of, runs_of, share_of, shown, stable_sorts
+from tests.support.sources import jsonl, write
 from tests.support.xtuner_fns import Pictured, chat_of, draw, write_pictured
 
 PACKS = cases_of("xtuner_packs")
@@ -80,17 +72,13 @@ def test_batches_are_xtuners(tmp_path, case):
 
 def pictures_of(family, packs, folder, function):
     """The samples of a loader over the rows, in packs."""
-    rows = [row for pack in packs for row in pack]
+    rows, settings = [row for pack in packs for row in pack], {}
     if family == "qwen3_vl":
         for row in rows:
             draw(folder, row)
         rows, settings = list(map(chat_of, rows)), {"media_root": str(folder)}
-    else:
-        settings = {}
     fn = XTunerTokenizeFn(function, **settings)
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with DataLoader(path, tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
+    with DataLoader(write(folder / "rows.jsonl", jsonl(rows)), tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
         samples = iter(loader.get_next_batch(len(rows)))
     return [[Document(sample.tokens, sample.labels, None, sample) for sample in islice(samples, len(p))] for p in packs]
 
@@ -106,7 +94,7 @@ def test_batches_with_pictures_are_xtuners(tmp_path, case):
     ours = "QwenPictures" if family == "qwen3_vl" else "InternTiles"
     functions = [f"tests.support.xtuner_fns:{ours}"]
     if family == "qwen3_vl" and folder_of("xtuner"):
-        functions.append(pictures_function())
+        functions.append(xtuner.pictures_function())
     for function in functions:
         assert media_of(collate(pictures_of(family, packs, tmp_path, function))) == expected
 
@@ -123,32 +111,34 @@ def test_a_sequence_context_is_an_object_of_xtuners(monkeypatch):
     assert not [name for name in sys.modules if name.partition(".")[0] == "mmengine"], "nothing of it is left behind"
 
 
+def write_rows(jsonl_file, lengths):
+    first = 0
+    for number, of_one in enumerate(lengths):
+        jsonl_file([{"number": first + row, "tokens": tokens} for row, tokens in enumerate(of_one)], f"{number}.jsonl")
+        first += len(of_one)
+
+
+def numbered_loader(folder, **knobs):
+    """A loader of the files of a folder, of which each token tells its place."""
+    settings = {"tokenize_fn": XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"), "num_workers": 0}
+    settings |= {"batch_size": 1, "cache": {"folder": str(folder / "index")}}
+    return DataLoader(sorted(map(str, folder.glob("*.jsonl"))), **settings | knobs)
+
+
 def loader_of(folder, rank, given):
-    collate = {"max_length": given["settings"]["max_length"], "shift": "pack", "truncate_packs": True}
-    return DataLoader(
-        [str(path) for path in sorted(folder.glob("*.jsonl"))],
-        tokenize_fn=XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"),
-        packing=XTunerPacking(**given["settings"]),
-        length_grouping=LengthGrouping(method="xtuner") if given["grouped"] else None,
-        collate_fn=XTunerCollator(**collate, output="tensors"),
-        batch_size=given["batch_size"],
-        ranks=Ranks(rank=rank, world_size=given["world_size"], gradient_accumulation=given["accumulation"]),
-        drop_last=not given["round_up"],
-        seed=given["settings"]["seed"],
-        epochs=2,
-        num_workers=0,
-        cache={"folder": str(folder / "index")},
-    )
+    settings, collate = given["settings"], {"shift": "pack", "truncate_packs": True, "output": "tensors"}
+    knobs = {"packing": XTunerPacking(**settings), "seed": settings["seed"], "epochs": 2}
+    knobs |= {"batch_size": given["batch_size"], "drop_last": not given["round_up"]}
+    ranks = Ranks(rank=rank, world_size=given["world_size"], gradient_accumulation=given["accumulation"])
+    grouping = LengthGrouping(method="xtuner") if given["grouped"] else None
+    collate_fn = XTunerCollator(max_length=settings["max_length"], **collate)
+    return numbered_loader(folder, ranks=ranks, length_grouping=grouping, collate_fn=collate_fn, **knobs)
 
 
 @pytest.mark.parametrize("case", cases_of("xtuner_epochs"), ids=str)
 def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path, jsonl_file, case):
     pytest.importorskip("torch")
-    first = 0
-    for number, lengths in enumerate(case.given["lengths"]):
-        jsonl_file([{"number": first + row, "tokens": tokens} for row, tokens in enumerate(lengths)], f"{number}.jsonl")
-        first += len(lengths)
-
+    write_rows(jsonl_file, case.given["lengths"])
     for rank, expected in enumerate(case.delivered(tmp_path)):
         with loader_of(tmp_path, rank, case.given) as loader, loader_of(tmp_path, rank, case.given) as resumed:
             batches = (shown(batch_of(batch)) for _ in range(2) for batch in loader)
@@ -160,18 +150,8 @@ def test_a_rank_gets_what_xtuners_sampler_gives_it(tmp_path, jsonl_file, case):
             assert plain(before + [shown(batch_of(batch)) for _ in range(2) for batch in resumed]) == expected
 
 
-def write_rows(jsonl_file, lengths):
-    first = 0
-    for number, of_one in enumerate(lengths):
-        jsonl_file([{"number": first + row, "tokens": tokens} for row, tokens in enumerate(of_one)], f"{number}.jsonl")
-        first += len(of_one)
-
-
 def preset_loader(folder, given, **knobs):
-    settings = {"tokenize_fn": XTunerTokenizeFn("tests.support.xtuner_fns:Numbered"), "batch_size": 1, "num_workers": 0}
-    files = [str(path) for path in sorted(folder.glob("*.jsonl"))]
-    settings |= {"packing": PresetPacking(**preset_of(folder, **given)), "cache": {"folder": str(folder / "index")}}
-    return DataLoader(files, **settings | knobs)
+    return numbered_loader(folder, **{"packing": PresetPacking(**preset_of(folder, **given))} | knobs)
 
 
 def packs_of(loader, number):

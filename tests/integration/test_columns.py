@@ -8,23 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import (
-    AsyncDataLoader,
-    Column,
-    DataLoader,
-    FixedCollator,
-    FixedLengthTokenizeFn,
-    HardPacking,
-    Limits,
-    Mix,
-    PackedCollator,
-    PaddedCollator,
-    Part,
-    Ranks,
-    RowShuffle,
-    Sample,
-    SoftPacking,
-)
+import asyncdata as ad
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, SnapshotMismatchError
 from asyncdata.xtuner import XTunerTokenizeFn
 from tests.support.column_fns import COLUMNS, columned, plain, values_of
@@ -32,16 +16,17 @@ from tests.support.loaders import make as make_loader
 from tests.support.loading import SHUFFLE, ids, order_of, write_rows
 from tests.support.peers.records import cases_of
 from tests.support.peers.rollouts import RESERVE, TOKENIZER
+from tests.support.sources import jsonl, write
 
 NUM_ROWS = 90
 NUM_SAMPLES = 150  # into the second epoch
 
 
 def make(path, tokenize_fn=columned, **knobs):
-    return DataLoader(path, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs)
+    return make_loader(path, tokenize_fn, **knobs)
 
 
-def check(samples: list[Sample]) -> list[int]:
+def check(samples: list[ad.Sample]) -> list[int]:
     """The ids of samples, whose columns must be those of their rows."""
     for sample in samples:
         wanted, found = values_of(sample.extra["id"]), sample.columns
@@ -53,13 +38,24 @@ def check(samples: list[Sample]) -> list[int]:
     return [sample.extra["id"] for sample in samples]
 
 
+class OfXTuner:
+    columns = COLUMNS
+
+    def __call__(self, row: dict[str, Any]) -> Any:
+        return columned(row) if row["id"] % 7 != 3 else {"num_tokens": 0}
+
+    def hash(self) -> str:
+        return "1"
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "inline": {},
     "workers": {"num_workers": 2},
     "groups": {"n_samples_per_prompt": 2, "num_workers": 1},
     "full shuffle": {"shuffle": "full", "num_workers": 1},
-    "little room": {"limits": Limits(max_ready_bytes=1), "num_workers": 1},
+    "little room": {"limits": ad.Limits(max_ready_bytes=1), "num_workers": 1},
     "on ack": {"commit": "on_ack"},
+    "an object of XTuner": {"tokenize_fn": XTunerTokenizeFn(f"{__name__}:OfXTuner"), "num_workers": 1},
 }
 
 
@@ -79,7 +75,7 @@ def test_columns_are_those_of_the_row_and_after_a_restart_those_that_would_have_
 
 @pytest.mark.asyncio
 async def test_a_batch_that_is_held_keeps_its_columns_while_others_come(path):
-    async with AsyncDataLoader(path, tokenize_fn=columned, shuffle=SHUFFLE, num_workers=2, buffer_size=8) as loader:
+    async with ad.AsyncDataLoader(path, tokenize_fn=columned, shuffle=SHUFFLE, num_workers=2, buffer_size=8) as loader:
         held = [await loader.get_next_batch(10) for _ in range(40)]
     for batch in held:
         check(batch)
@@ -108,18 +104,16 @@ def test_columns_that_a_trainer_makes_up_are_refused_where_they_would_be_lost(pa
 
 
 def test_parts_of_a_mixture_have_their_own_columns_and_batches_are_padded(path):
-    mix = Mix({"with": Part(path, tokenize_fn=columned), "without": Part(path, tokenize_fn=plain)})
-    with DataLoader(mix, num_workers=1, batch_size=8, packing=SoftPacking(max_length=16), timeout_s=240) as loader:
+    mix = ad.Mix({"with": ad.Part(path, tokenize_fn=columned), "without": ad.Part(path, tokenize_fn=plain)})
+    knobs = {"num_workers": 1, "packing": ad.SoftPacking(max_length=16)}
+    with make(mix, None, batch_size=8, **knobs) as loader:
         samples = [document.sample for pack in next(iter(loader)) for document in pack]
     check([sample for sample in samples if sample.source_name == "with"])
     lacking = [sample for sample in samples if sample.source_name == "without"]
     assert lacking
     assert all(sample.columns == {} for sample in lacking)
 
-    collate = PackedCollator(max_length=16)
-    with DataLoader(
-        mix, num_workers=1, batch_size=4, packing=SoftPacking(max_length=16), collate_fn=collate, timeout_s=240
-    ) as loader:
+    with make(mix, None, batch_size=4, collate_fn=ad.PackedCollator(max_length=16), **knobs) as loader:
         batch = next(iter(loader))
     assert batch["top"].shape == (4, 16, 2)
     assert (batch["top"][..., 1] - batch["top"][..., 0]).max() == 1
@@ -129,9 +123,9 @@ def test_parts_of_a_mixture_have_their_own_columns_and_batches_are_padded(path):
 @pytest.mark.parametrize("plan_packs", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_packs_have_the_columns_of_their_documents(path, plan_packs, rank):
-    knobs = {"packing": SoftPacking(max_length=16), "batch_size": 2, "shuffle": "full", "plan_packs": plan_packs}
-    knobs |= {"ranks": {"rank": rank, "world_size": 2}, "num_workers": 1, "collate_fn": PackedCollator(max_length=16)}
-    with make(path, **knobs) as loader:
+    knobs = {"packing": ad.SoftPacking(max_length=16), "batch_size": 2, "shuffle": "full", "plan_packs": plan_packs}
+    knobs |= {"ranks": {"rank": rank, "world_size": 2}, "num_workers": 1}
+    with make(path, collate_fn=ad.PackedCollator(max_length=16), **knobs) as loader:
         batches = list(loader)
     assert len(batches) > 3
     for batch in batches:
@@ -144,7 +138,7 @@ def test_packs_have_the_columns_of_their_documents(path, plan_packs, rank):
 
 
 def test_a_packing_that_cuts_samples_cannot_have_items(path):
-    with make(path, packing=HardPacking(max_length=7), batch_size=1, collate_fn=PackedCollator(max_length=7)) as loader:
+    with make(path, packing=ad.HardPacking(max_length=7), batch_size=1, collate_fn=ad.PackedCollator()) as loader:
         with pytest.raises(ConfigError, match=r"AD452 .* items of pixels, .* use a packing that cuts no samples"):
             list(loader)
 
@@ -156,7 +150,7 @@ def returns(**fields: Any) -> Any:
     return function
 
 
-X = (Column("x", "int8"),)
+X = (ad.Column("x", "int8"),)
 BAD = [
     (returns(), X, r"AD425 .* a dict without 'x', which the function declares; or declare it optional=True"),
     (returns(x=[1]), X, r"AD425 .* x has the shape \(1,\), and must have \(2,\)"),
@@ -178,7 +172,7 @@ def test_a_value_that_does_not_fit_is_a_bad_row_that_says_so(path, function, col
         loader.get_next_batch(1)
 
 
-@pytest.mark.parametrize("columns", ["x", [1], (Column("x", "int8"), Column("x", "int16"))])
+@pytest.mark.parametrize("columns", ["x", [1], (ad.Column("x", "int8"), ad.Column("x", "int16"))])
 def test_what_declares_no_columns_is_refused(path, columns):
     function = returns(x=[1, 2])
     function.columns = columns
@@ -188,27 +182,12 @@ def test_what_declares_no_columns_is_refused(path, columns):
 
 def test_another_declaration_is_another_function(path):
     functions = [returns(x=[1, 2]), returns(x=[1, 2])]
-    functions[0].columns, functions[1].columns = X, (Column("x", "int16"),)
+    functions[0].columns, functions[1].columns = X, (ad.Column("x", "int16"),)
     with make(path, functions[0]) as loader:
         loader.get_next_batch(2)
         state = loader.state_dict()
     with make(path, functions[1]) as loader, pytest.raises(SnapshotMismatchError, match="tokenize_fn"):
         loader.load_state_dict(state)
-
-
-class OfXTuner:
-    columns = COLUMNS
-
-    def __call__(self, row: dict[str, Any]) -> Any:
-        return columned(row) if row["id"] % 7 != 3 else {"num_tokens": 0}
-
-    def hash(self) -> str:
-        return "1"
-
-
-def test_an_object_of_xtuner_may_declare_columns_too(path):
-    with make(path, XTunerTokenizeFn(f"{__name__}:OfXTuner"), num_workers=1) as loader:
-        check(loader.get_next_batch(20))
 
 
 MAX_LENGTH = 96
@@ -218,22 +197,20 @@ NUM_ASKED = 40
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory) -> Path:
     """Rows of contexts of any length: some leave room for the question, some do not."""
-    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     rows = [
         {"input": "Mary went home. " * (7 * number % 20), "question": "Where is Mary?", "target": f"home {number}"}
         for number in range(NUM_ASKED)
     ]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
+    return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", jsonl(rows))
 
 
-def make_fixed(path: Path, tokenizer: Path, *, fn: dict[str, Any] | None = None, **settings: Any) -> DataLoader:
-    tokenize_fn = FixedLengthTokenizeFn.babilong(str(tokenizer), MAX_LENGTH, **(fn or {}))
-    return DataLoader(path, tokenize_fn=tokenize_fn, **{"num_workers": 0, "epochs": 1, **settings})
+def make_fixed(path: Path, tokenizer: Path, *, fn: dict[str, Any] | None = None, **settings: Any) -> ad.DataLoader:
+    tokenize_fn = ad.FixedLengthTokenizeFn.babilong(str(tokenizer), MAX_LENGTH, **(fn or {}))
+    return ad.DataLoader(path, tokenize_fn=tokenize_fn, **{"num_workers": 0, "epochs": 1, **settings})
 
 
 @pytest.mark.parametrize(
-    "collator", [FixedCollator(length=MAX_LENGTH), FixedCollator(length=MAX_LENGTH + 4), PaddedCollator()]
+    "collator", [ad.FixedCollator(length=MAX_LENGTH), ad.FixedCollator(length=MAX_LENGTH + 4), ad.PaddedCollator()]
 )
 def test_the_padding_of_a_sample_is_not_attended(questions, small_tokenizer, collator):
     fn = {"overlong": "truncate_context_left"}
@@ -256,9 +233,9 @@ def test_rows_of_babilongs_generator_are_what_its_recipe_makes_of_them(tmp_path,
     expected = dict(case.delivered(tmp_path))
     (tmp_path / "rows.json").write_text(json.dumps([expected.pop("row")]))
     length = case.given["max_length"]
-    fn = FixedLengthTokenizeFn.babilong(TOKENIZER, length, legacy_recipe=True, reserve=RESERVE)
-    settings = {"collate_fn": FixedCollator(length=length), "batch_size": 1, "num_workers": 0, "epochs": 1}
-    with DataLoader(tmp_path / "rows.json", tokenize_fn=fn, **settings) as loader:
+    fn = ad.FixedLengthTokenizeFn.babilong(TOKENIZER, length, legacy_recipe=True, reserve=RESERVE)
+    settings = {"collate_fn": ad.FixedCollator(length=length), "batch_size": 1, "num_workers": 0, "epochs": 1}
+    with ad.DataLoader(tmp_path / "rows.json", tokenize_fn=fn, **settings) as loader:
         (batch,) = loader
     assert {name: batch[name][0].tolist() for name in expected} == expected
 
@@ -267,7 +244,7 @@ def lost(samples: list[Any]) -> int:
     return sum(sample.extra["question_lost"] for sample in samples)
 
 
-def noted(loader: DataLoader) -> int:
+def noted(loader: ad.DataLoader) -> int:
     return loader.statistics().noted_total.get("question_lost", 0)
 
 
@@ -312,10 +289,10 @@ def test_what_is_not_acknowledged_is_counted_again_a_state_without_notes_counts_
 
 
 def test_a_rank_counts_the_rows_that_it_tokenizes(questions, small_tokenizer):
-    knobs = {**RECIPE, "epochs": 1, "shuffle": RowShuffle(only_kept=True), "batch_size": 2}
+    knobs = {**RECIPE, "epochs": 1, "shuffle": ad.RowShuffle(only_kept=True), "batch_size": 2}
     samples, total = [], 0
     for rank in range(2):
-        with make_fixed(questions, small_tokenizer, ranks=Ranks(rank=rank, world_size=2), **knobs) as loader:
+        with make_fixed(questions, small_tokenizer, ranks=ad.Ranks(rank=rank, world_size=2), **knobs) as loader:
             mine = [sample for batch in loader for sample in batch]
             assert noted(loader) == lost(mine)
             total += noted(loader)

@@ -1,12 +1,12 @@
 """What holds for every source, and of streams: one order, exact resume, bad rows at their turn, changes named."""
 
+import gzip
 import json
 import random
 import re
 import threading
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,26 +15,14 @@ import msgspec
 import pytest
 import structlog
 
-from asyncdata import DataLoader, JsonlSource, ParquetSource, RowFn, RowShuffle
+from asyncdata import JsonlSource, ParquetSource, RowFn, RowShuffle
 from asyncdata.errors import BadRowError, EndOfData, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support import loaders
 from tests.support.faults import until
 from tests.support.loaders import make, resumed
-from tests.support.loading import NEVER_S, SHUFFLE, fails_on_13, id_and_text, ids, row_id
+from tests.support.loading import NEVER_S, SHUFFLE, fails_on_13, id_and_text, ids, write
 from tests.support.parts import change
-from tests.support.sources import (
-    KINDS,
-    Kind,
-    ListStream,
-    frames,
-    jsonl,
-    make_rows,
-    members,
-    rows_of,
-    stream_order_of,
-    windows_of,
-    write,
-)
+from tests.support.sources import KINDS, ListStream, frames, jsonl, make_rows, rows_of, stream_order_of, windows_of
 
 NUM_ROWS = 203
 SHUFFLES: dict[str, Any] = {"in windows": SHUFFLE, "as they lie": False, "all rows": "full"}
@@ -46,7 +34,7 @@ LISTED = {"JSONL files": JsonlSource, "Parquet files": ParquetSource, "zstd file
 class Written(NamedTuple):
     """A source with its rows: its kind, where it is, and what a loader is given."""
 
-    kind: Kind
+    kind: Any
     folder: Path
     source: Any
 
@@ -84,19 +72,14 @@ each_way = pytest.mark.parametrize(
 """Each of the quick kinds in each order; of the others in two or, of a stream, in one."""
 
 
-def make_any(source: Any, tokenize_fn: Callable[..., Any] = row_id, **knobs: Any) -> DataLoader:
-    return loaders.make(source, tokenize_fn, **{"cache": {"folder": ""}} | knobs)
+make_any = partial(make, cache={"folder": ""})
+state_after = partial(loaders.state_after, cache={"folder": ""})
+resumed_any = partial(resumed, cache={"folder": ""})
 
 
 def first(source: Any, number: int, **knobs: Any) -> list[int]:
     with make_any(source, **knobs) as loader:
         return ids(loader.get_next_batch(number))
-
-
-def state_after(source: Any, number: int, **knobs: Any) -> dict[str, Any]:
-    with make_any(source, **knobs) as loader:
-        loader.get_next_batch(number)
-        return loader.state_dict()
 
 
 @each_way
@@ -136,9 +119,7 @@ def test_a_file_that_is_listed_twice_comes_twice_an_epoch_and_resumes(tmp_path, 
     wanted = Counter([*range(NUM_ROWS), *range(NUM_ROWS // 3)])
     assert Counter(expected[: wanted.total()]) == Counter(expected[wanted.total() :]) == wanted
     state = state_after(source, 150)
-    with make_any(source) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(50)) == expected[150:200]
+    assert resumed_any(source, state, 50) == expected[150:200]
     with make_any(written.source) as loader, pytest.raises(SnapshotMismatchError, match="data: 4 -> 3 files"):
         loader.load_state_dict(state)
 
@@ -148,16 +129,12 @@ def test_resumed_at_any_point_it_is_the_uninterrupted_run(written, shuffle):
     expected = first(written.source, 3 * NUM_ROWS, shuffle=shuffle)
     for number in random.Random(5).sample(range(2 * NUM_ROWS), 2):
         state = state_after(written.source, number + 1, shuffle=shuffle)
-        with make_any(written.source, shuffle=shuffle) as loader:
-            loader.load_state_dict(state)
-            assert ids(loader.get_next_batch(40)) == expected[number + 1 : number + 41]
+        assert resumed_any(written.source, state, 40, shuffle=shuffle) == expected[number + 1 : number + 41]
 
 
 def test_the_same_rows_written_again_are_the_same_data(written):
     expected, state = first(written.source, 100), state_after(written.source, 50)
-    with make_any(written.rewrite(make_rows(NUM_ROWS))) as loader:
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(50)) == expected[50:]
+    assert resumed_any(written.rewrite(make_rows(NUM_ROWS)), state, 50) == expected[50:]
 
 
 @pytest.mark.parametrize("is_index_known", [True, False])
@@ -240,13 +217,6 @@ ROWS = [{"id": number, "pad": "x" * (number * 37 % 90)} for number in range(NUM_
 LINES = jsonl(ROWS).splitlines()
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
-    """A gzip file of several members, which begin in the middle of rows."""
-    text = jsonl(ROWS)
-    return write(tmp_path / "rows.jsonl.gz", members(text[n : n + 5000] for n in range(0, len(text), 5000)))
-
-
 def expected_ids(num_epochs: int) -> list[int]:
     return stream_order_of(list(map(len, LINES)), SHUFFLE, 42, num_epochs)
 
@@ -265,10 +235,7 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 def test_a_restart_reads_its_window_and_not_what_comes_before():
-    stream = ListStream(LINES, at_once=5)
-    with make(Watched(stream)) as loader:
-        loader.get_next_batch(300)
-        state = loader.state_dict()
+    state = loaders.state_after(Watched(ListStream(LINES, at_once=5)), 300)
     again = ListStream(LINES, at_once=5)
 
     assert resumed(Watched(again), state, 1, buffer_size=1) == expected_ids(1)[300:301]
@@ -279,20 +246,6 @@ def test_a_restart_reads_its_window_and_not_what_comes_before():
     assert epoch == 0
     assert first - 5 < at["row"] <= first
     until(lambda: again.num_open == 0)  # by its thread, if that was reading when the loader was closed
-
-
-def test_a_state_without_the_streams_part_is_replayed(path):
-    with make(path) as loader:
-        loader.get_next_batch(250)
-        state = loader.state_dict()
-    del state["stream"]
-    assert state["canaries"] == []
-    with structlog.testing.capture_logs() as logs, make(path) as loader:
-        loader.load_state_dict({**state, "canaries": ["of", "another", "source"]})  # which are not waited for
-        assert ids(loader.get_next_batch(50)) == expected_ids(1)[250:300]
-    (replayed,) = [log["num_rows"] for log in logs if log["event"] == "stream.replayed"]
-    # reading from the start may have begun before the state was loaded
-    assert 0 < replayed <= sum(map(len, windows_before(state["position"][1])))
 
 
 def test_requests_that_are_not_acknowledged_are_served_again_from_their_own_window():
@@ -320,19 +273,16 @@ def test_an_error_that_passes_costs_no_row(tmp_path):
                 found += ids(loader.get_next_batch(1))
         state = loader.state_dict()
 
-    with make(Watched(ListStream(LINES))) as loader:
-        loader.load_state_dict(state)
-        found += ids(loader.get_next_batch(NUM_LINES - len(found)))
-    assert found == expected_ids(1)
+    assert found + resumed(Watched(ListStream(LINES)), state, NUM_LINES - len(found)) == expected_ids(1)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("blanks", [b"\n", b" \r\n", b"\n" * 99_999 + b"{}\n"], ids=["newlines", "spaces", "some rows"])
 @pytest.mark.parametrize("coding", ["gz", "zst"])
 def test_a_few_bytes_that_decode_to_very_many_blank_lines_take_little_memory(tmp_path, coding, blanks):
-    coded = {"gz": members, "zst": frames}[coding]
     text = blanks * (30_000_000 // len(blanks))
-    path = write(tmp_path / f"rows.jsonl.{coding}", coded([b'{"id": 1}\n' + text + b'{"id": 2}\n']))
+    rows = b'{"id": 1}\n' + text + b'{"id": 2}\n'
+    path = write(tmp_path / f"rows.jsonl.{coding}", gzip.compress(rows) if coding == "gz" else frames([rows]))
     with make(str(path), RowFn(), epochs=1) as loader:
         tracemalloc.start()
         try:
@@ -374,11 +324,14 @@ class Forgetful(ListStream):
         return super().read(order, epoch, {"row": state["row"] + 1} if state else None, check)
 
 
-@pytest.mark.parametrize("kind", [Forgetful, partial(ListStream, has_states=False)], ids=["forgetful", "stateless"])
+@pytest.mark.parametrize(
+    "kind", [Forgetful, partial(ListStream, has_states=False), ListStream], ids=["forgetful", "stateless", "no state"]
+)
 def test_a_source_that_cannot_resume_at_its_row_is_read_from_the_start_and_that_is_logged(kind):
-    with make(Watched(kind(LINES))) as loader:
-        loader.get_next_batch(250)
-        state = loader.state_dict()
+    state = loaders.state_after(Watched(kind(LINES)), 250)
+    if kind is ListStream:
+        del state["stream"]
+        state["canaries"] = ["of", "another", "source"]  # which are not waited for
     with structlog.testing.capture_logs() as logs, make(Watched(kind(LINES))) as loader:
         loader.load_state_dict(state)
         assert ids(loader.get_next_batch(150)) == expected_ids(1)[250:]
@@ -434,14 +387,11 @@ def test_a_source_whose_end_fails_is_not_the_end_of_the_run():
 
 
 def test_the_state_of_an_earlier_window_is_better_than_none():
-    with make(Watched(ListStream(LINES))) as loader:
-        loader.get_next_batch(200)
-        state = loader.state_dict()
+    state = loaders.state_after(Watched(ListStream(LINES)), 200)
     again, window = ListStream(LINES), state["position"][1] + 2
-    with make(Watched(again), buffer_size=1) as loader:
-        loader.load_state_dict({**state, "position": [0, window, 0]})
-        first = len(sum(windows_before(window), []))
-        assert ids(loader.get_next_batch(1)) == expected_ids(1)[first : first + 1]
+    first = len(sum(windows_before(window), []))
+    found = resumed(Watched(again), {**state, "position": [0, window, 0]}, 1, buffer_size=1)
+    assert found == expected_ids(1)[first : first + 1]
     assert any(at for epoch, at in again.reads if epoch == 0)
 
 

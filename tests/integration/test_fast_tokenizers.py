@@ -29,34 +29,14 @@ from asyncdata.loader import background_proof, proving
 from asyncdata.tokenization.encoders import equivalence_sweep, fast_backends
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from asyncdata.tokenization.encoders.text_encoder import choose
+from tests.support import parts
 from tests.support.examples import each_value
 from tests.support.faults import until
 from tests.support.function_kinds import KINDS, Kind
-from tests.support.parts import (
-    SWITCH,
-    GrowingProof,
-    HfEncoder,
-    Proof,
-    ProvenTexts,
-    Prover,
-    TokenizerFiles,
-    answered,
-    ask_for,
-    asked_for,
-    change,
-    lengths_of,
-    load_backend,
-    num_points,
-    points_of,
-    real,
-    subject_of,
-    version_of,
-)
 from tests.support.tokenizers import FEW, Fake, install, shorten
 from tests.unit.tokenization import outcomes, run
 
 ROWS_PER_REQUEST = 256
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 POINTS = [*range(0x20, 0x7F), *range(0xA0, 0x180), 0x301, 0x323, *range(0x400, 0x450), *range(0x4E00, 0x4E80)]
 NUM_ROWS = 400
 _SAYS = "import sys; sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
@@ -80,17 +60,17 @@ print(encode(["a"] * 50 + ["a long one " * 500]).ends[0], sys.modules["awkward"]
 
 
 @pytest.fixture
-def files(small_tokenizer) -> TokenizerFiles:
-    return TokenizerFiles(str(small_tokenizer))
+def files(small_tokenizer) -> parts.TokenizerFiles:
+    return parts.TokenizerFiles(str(small_tokenizer))
 
 
 @pytest.fixture
-def proof(backend, files) -> Proof:
+def proof(backend, files) -> parts.Proof:
     """As if a sweep had been made."""
-    subject = subject_of(files, backend)
+    subject = parts.subject_of(files, backend)
     assert subject is not None
-    lengths = lengths_of(files, files.load())
-    return Proof(subject=subject, proven=[(0, 0x4E00)], around=([], []), token_lengths=lengths)
+    lengths = parts.lengths_of(files, files.load())
+    return parts.Proof(subject=subject, proven=[(0, 0x4E00)], around=([], []), token_lengths=lengths)
 
 
 @pytest.mark.thorough
@@ -110,13 +90,13 @@ BATCHES = [
 
 @pytest.mark.thorough
 def test_a_batch_has_the_ids_of_its_texts_however_their_lengths_differ_in_any_thread(backend, files):
-    encode = load_backend(backend, files.plain_json())
+    encode = parts.load_backend(backend, files.plain_json())
     for texts in BATCHES:
         found = encode(texts).of_each()
         assert found == [b"".join(encode([text]).of_each()) for text in texts]
-        assert found == HfEncoder(files.load())(texts).of_each()
+        assert found == parts.HfEncoder(files.load())(texts).of_each()
         with ThreadPoolExecutor(1) as thread:
-            others = thread.submit(lambda texts=texts: load_backend(backend, files.plain_json())(texts)).result()
+            others = thread.submit(lambda texts=texts: parts.load_backend(backend, files.plain_json())(texts)).result()
         assert others.of_each() == found
 
 
@@ -124,8 +104,8 @@ def child_of(process: psutil.Process) -> psutil.Process:
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
-        parts = [(child, child.cmdline()) for child in process.children()]
-        found[:] = [child for child, words in parts if any("asyncdata.loader.proving" in one for one in words)]
+        children = [(child, child.cmdline()) for child in process.children()]
+        found[:] = [child for child, words in children if any("asyncdata.loader.proving" in one for one in words)]
         return bool(found)
 
     until(is_there, math.inf)
@@ -133,10 +113,8 @@ def child_of(process: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.thorough
-def test_a_loader_proves_beside_the_run_at_low_priority_until_it_ends(
-    backend, small_tokenizer, jsonl_file, monkeypatch
-):
-    monkeypatch.delenv(SWITCH)
+def test_a_loader_proves_beside_a_run_at_low_priority_until_it_ends(backend, small_tokenizer, jsonl_file, monkeypatch):
+    monkeypatch.delenv(parts.SWITCH)
     path = jsonl_file([{"input": "one"}] * 10)
 
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer)), num_workers=0) as loader:
@@ -169,7 +147,7 @@ sys.stdin.read()
 @pytest.mark.thorough
 @pytest.mark.parametrize("forks", [False, True])
 def test_a_proof_ends_with_the_process_that_wanted_it_also_if_killed(backend, small_tokenizer, monkeypatch, forks):
-    monkeypatch.delenv(SWITCH)
+    monkeypatch.delenv(parts.SWITCH)
     command = [sys.executable, "-c", OWNER.format(forks=forks), str(small_tokenizer), *sys.path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         child = child_of(psutil.Process(owner.pid))
@@ -186,14 +164,14 @@ def test_a_proof_ends_with_the_process_that_wanted_it_also_if_killed(backend, sm
 
 def test_nothing_is_proven_where_that_is_forbidden_or_needless(backend, small_tokenizer, monkeypatch):
     def watches(fn: Any) -> bool:
-        prover = Prover(fn)
+        prover = parts.Prover(fn)
         prover.start()
         prover.close()
         return prover._thread is not None  # noqa: SLF001
 
-    assert (version_of(backend), version_of("surely_no_such_library")) == (version(backend), None)
+    assert (parts.version_of(backend), parts.version_of("surely_no_such_library")) == (version(backend), None)
     assert not watches(PromptTokenizeFn(str(small_tokenizer)))
-    monkeypatch.delenv(SWITCH)
+    monkeypatch.delenv(parts.SWITCH)
     assert watches(PromptTokenizeFn(str(small_tokenizer)))
     assert not watches(PromptTokenizeFn(str(small_tokenizer), tokenizer_backend="hf"))
     assert not watches(len)
@@ -213,16 +191,16 @@ SCRIPTS = [
 def test_a_proof_grows_with_the_scripts_of_the_data_while_d_is_that_of_tokenizers_and_the_next_run_has_it(
     backend, small_tokenizer, jsonl_file, monkeypatch
 ):
-    monkeypatch.delenv(SWITCH)
-    change(monkeypatch, look_at_a_proof_s=0.01)
+    monkeypatch.delenv(parts.SWITCH)
+    parts.change(monkeypatch, look_at_a_proof_s=0.01)
     texts = [text.format(chr(0x4E00 + number)) for number in range(100) for text in SCRIPTS]
     path, folder = jsonl_file([{"input": text} for text in texts]), str(small_tokenizer)
-    subject = subject_of(TokenizerFiles(folder), backend)
+    subject = parts.subject_of(parts.TokenizerFiles(folder), backend)
     assert subject is not None
     points = {ord(char) for text in texts for char in text}
 
     def is_proven() -> bool:
-        return points <= points_of(getattr(find(subject), "proven", []))
+        return points <= parts.points_of(getattr(find(subject), "proven", []))
 
     found = []
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(folder, tokenizer_backend=backend), num_workers=1) as loader:
@@ -232,8 +210,8 @@ def test_a_proof_grows_with_the_scripts_of_the_data_while_d_is_that_of_tokenizer
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(folder, tokenizer_backend="hf"), num_workers=0) as loader:
         assert samples_of(loader, len(found)) == found
 
-    loads = Mock(wraps=real("load_a_tokenizer"))
-    change(monkeypatch, load_a_tokenizer=loads)
+    loads = Mock(wraps=parts.real("load_a_tokenizer"))
+    parts.change(monkeypatch, load_a_tokenizer=loads)
     with DataLoader(path, tokenize_fn=PromptTokenizeFn(folder), num_workers=0) as loader:
         assert samples_of(loader, len(texts)) == found[: len(texts)]
     loads.assert_not_called()
@@ -251,12 +229,12 @@ def row_of(kind: Kind, number: int) -> dict[str, Any]:
 class Sweep:
     """Takes the place of the process that proves: it says ``proof``, when the test has it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, proof: Proof) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, proof: parts.Proof) -> None:
         self.proof = proof
         self.may_end = threading.Event()
         self.num_started = 0
-        monkeypatch.delenv(SWITCH)
-        change(monkeypatch, spawn_a_proof=self._spawn)
+        monkeypatch.delenv(parts.SWITCH)
+        parts.change(monkeypatch, spawn_a_proof=self._spawn)
 
     def _spawn(self, folder: str, backends: list[str], **_: Any) -> subprocess.Popen[bytes]:
         self.num_started += 1
@@ -271,11 +249,6 @@ class Sweep:
 def beside(monkeypatch, tmp_path, proof) -> Sweep:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is proven"))
     return Sweep(monkeypatch, proof)
-
-
-def prompts(tokenizer: Path, jsonl_file: Any, **knobs: Any) -> DataLoader:
-    path = jsonl_file([row_of(KINDS["prompt"], number) for number in range(NUM_ROWS)])
-    return DataLoader(path, tokenize_fn=PromptTokenizeFn(str(tokenizer)), buffer_size=16, **knobs)
 
 
 def samples_of(loader: DataLoader, number: int) -> list[Any]:
@@ -304,8 +277,8 @@ def until_switched(loader: DataLoader, events: list[Any], beside: Sweep) -> Iter
 def test_workers_take_over_what_is_proven_beside_their_run_and_d_is_the_same(
     backend, kind, num_workers, small_tokenizer, jsonl_file, beside, monkeypatch
 ):
-    loads = Mock(wraps=real("load_a_backend"))
-    change(monkeypatch, load_a_backend=loads)
+    loads = Mock(wraps=parts.real("load_a_backend"))
+    parts.change(monkeypatch, load_a_backend=loads)
     path = jsonl_file([row_of(kind, number) for number in range(NUM_ROWS)])
     function = kind.make(str(small_tokenizer))
     settings = {"num_workers": num_workers, "buffer_size": 16, "timeout_s": 100}
@@ -325,7 +298,9 @@ def test_workers_take_over_what_is_proven_beside_their_run_and_d_is_the_same(
 @pytest.mark.thorough
 def test_workers_forked_after_the_switch_share_memory_of_one_fork_server(backend, small_tokenizer, jsonl_file, beside):
     before = {child.pid for child in psutil.Process().children()}
-    with capture_logs() as events, prompts(small_tokenizer, jsonl_file, num_workers=2) as loader:
+    path = jsonl_file([row_of(KINDS["prompt"], number) for number in range(NUM_ROWS)])
+    knobs = {"tokenize_fn": PromptTokenizeFn(str(small_tokenizer)), "buffer_size": 16, "num_workers": 2}
+    with capture_logs() as events, DataLoader(path, **knobs) as loader:
         list(until_switched(loader, events, beside))
         pids = [worker.pid for worker in loader.statistics().workers]
         psutil.Process(pids[0]).kill()
@@ -371,10 +346,10 @@ def test_workers_that_cannot_use_it_are_left_alone(
 
 
 def test_a_process_whose_proof_fails_is_said_once_the_run_goes_on(backend, small_tokenizer, jsonl_file, monkeypatch):
-    monkeypatch.delenv(SWITCH)
+    monkeypatch.delenv(parts.SWITCH)
     fails = [sys.executable, "-c", "import sys; sys.exit(3)"]
     spawn = Mock(side_effect=lambda *_, **__: subprocess.Popen(fails, stdout=subprocess.PIPE))
-    change(monkeypatch, spawn_a_proof=spawn)
+    parts.change(monkeypatch, spawn_a_proof=spawn)
     path = jsonl_file([{"input": "one"}] * 10)
     with capture_logs() as events, DataLoader(path, tokenize_fn=PromptTokenizeFn(str(small_tokenizer))) as loader:
         (prover,) = loader._engine._provers  # noqa: SLF001 - its thread ends then
@@ -387,38 +362,40 @@ def test_a_process_whose_proof_fails_is_said_once_the_run_goes_on(backend, small
 
 
 def test_what_is_asked_of_a_second_backend_is_proven_if_the_first_is_not(small_tokenizer, files, monkeypatch, tmp_path):
-    monkeypatch.delenv(SWITCH)
+    monkeypatch.delenv(parts.SWITCH)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is proven"))
-    change(monkeypatch, look_at_a_proof_s=0.01)
-    first, second = (subject_of(files, pytest.importorskip(name).__name__) for name in fast_backends.FAST_BACKENDS)
+    parts.change(monkeypatch, look_at_a_proof_s=0.01)
+    first, second = (
+        parts.subject_of(files, pytest.importorskip(name).__name__) for name in fast_backends.FAST_BACKENDS
+    )
     assert first is not None
     assert second is not None
 
     def prove(*_: Any, **__: Any) -> subprocess.Popen[bytes]:
-        keep(Proof(subject=first, refusal="it is wrong"))
-        keep(Proof(subject=second, proven=[(0, 0x100)]))
+        keep(parts.Proof(subject=first, refusal="it is wrong"))
+        keep(parts.Proof(subject=second, proven=[(0, 0x100)]))
         return subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
 
     spawn = Mock(side_effect=prove)
-    change(monkeypatch, spawn_a_proof=spawn)
-    prover = Prover(PromptTokenizeFn(str(small_tokenizer)))
+    parts.change(monkeypatch, spawn_a_proof=spawn)
+    prover = parts.Prover(PromptTokenizeFn(str(small_tokenizer)))
     prover.start()
     until(lambda: find(second) is not None, math.inf)
-    ask_for(second, [0x4E00])
+    parts.ask_for(second, [0x4E00])
     until(lambda: spawn.call_count > 1, math.inf)
     prover.close()
 
 
 def test_without_a_fast_backend_one_line_in_a_process_says_what_it_would_bring(small_tokenizer, monkeypatch):
-    change(monkeypatch, version_of_a_backend=lambda name: None)
+    parts.change(monkeypatch, version_of_a_backend=lambda name: None)
     background_proof._say_what_is_missing.cache_clear()  # noqa: SLF001 - as in a new process
     function = PromptTokenizeFn(str(small_tokenizer))
     with capture_logs() as events:
-        Prover(msgspec.structs.replace(function, tokenizer_backend="hf"))
-        Prover(len)
+        parts.Prover(msgspec.structs.replace(function, tokenizer_backend="hf"))
+        parts.Prover(len)
         assert events == []
         for _ in range(3):
-            Prover(function)
+            parts.Prover(function)
 
     (event,) = events
     assert (event["event"], event["log_level"]) == ("tokenizer.no_fast_backend", "info")
@@ -429,7 +406,7 @@ def test_a_process_that_proves_begins_with_what_every_text_has_then_what_is_aske
     steps: list[str] = []
     monkeypatch.setattr(proving, "end_with_parent", lambda _: steps.append("ends with its parent"))
     monkeypatch.setattr("os.nice", lambda _: steps.append(f"low priority, {'' if proven() is None else 'proven'}"))
-    change(monkeypatch, most_quiet_proofs=1)
+    parts.change(monkeypatch, most_quiet_proofs=1)
     wrong, right = Fake(files.load(), lambda text: "<|im_end|>" in text), Fake(files.load(), lambda text: False)
     install(monkeypatch, {"gigatoken": lambda: wrong, "fastokens": lambda: right})
     prove = partial(proving.main, files.folder, ["gigatoken", "fastokens"], needs_offsets=True, parent=1)
@@ -439,15 +416,15 @@ def test_a_process_that_proves_begins_with_what_every_text_has_then_what_is_aske
 
     def told() -> list[tuple[str, int]]:
         lines = capfdbinary.readouterr().out.splitlines()
-        proofs = [msgspec.json.decode(line, type=Proof) for line in lines]
-        return [(proof.refusal, num_points(proof.proven)) for proof in proofs]
+        proofs = [msgspec.json.decode(line, type=parts.Proof) for line in lines]
+        return [(proof.refusal, parts.num_points(proof.proven)) for proof in proofs]
 
     prove()
     assert steps == ["ends with its parent", "low priority, proven"]
     assert told() == [(ANY, 0), ("", num_ascii)], "the rest of Latin text is stored when it is proven"
     proof = proven()
     assert proof is not None
-    not_proven = ProvenTexts(proof, needs_offsets=True)
+    not_proven = parts.ProvenTexts(proof, needs_offsets=True)
     assert not_proven(["plain", "\u4e00\u4e01"]) == [1]
     prove()
     assert told() == [("", len(FEW) + 2)]
@@ -485,30 +462,28 @@ def functions_and_rows(data: Path) -> dict[str, tuple[Any, list[Any]]]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "every", [pytest.param(27, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("nth", [pytest.param(27, marks=pytest.mark.thorough), pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tokenizer", ["qwen2-bpe-151k", "gpt2-bpe-50k"])
 def test_the_rows_of_the_data_have_the_ids_and_labels_that_tokenizers_gives_while_the_proof_grows(
-    test_data, backend, tokenizer, every, monkeypatch
+    test_data, backend, tokenizer, nth, monkeypatch
 ):
-    if every > 1:
+    if nth > 1:
         shorten(monkeypatch, [10, *POINTS], longest_text=2000)
     folder = str(test_data / "tokenizers" / tokenizer)
-    files = TokenizerFiles(folder)
-    subject = subject_of(files, backend)
+    files = parts.TokenizerFiles(folder)
+    subject = parts.subject_of(files, backend)
     assert subject is not None
-    growing = GrowingProof(files, subject)
+    growing = parts.GrowingProof(files, subject)
     growing.grow(equivalence_sweep.FIRST)
 
     for kind, (make, whole) in functions_and_rows(test_data).items():
-        rows = whole[::every]
+        rows = whole[::nth]
         fast, slow = (make(folder, tokenizer_backend=name).open() for name in (backend, "hf"))
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             part = rows[start : start + ROWS_PER_REQUEST]
             expected = outcomes(run(slow, part))
             assert outcomes(run(fast, part)) == expected, (kind, start)
-            growing.grow(asked_for(subject))
-            answered(subject, len(asked_for(subject)))
+            growing.grow(parts.asked_for(subject))
+            parts.answered(subject, len(parts.asked_for(subject)))
             assert outcomes(run(fast, part)) == expected, (kind, start, "grown")
-    assert num_points(growing.proof.proven) > len(equivalence_sweep.FIRST)
+    assert parts.num_points(growing.proof.proven) > len(equivalence_sweep.FIRST)

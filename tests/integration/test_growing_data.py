@@ -3,31 +3,18 @@
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncdata import (
-    BadRows,
-    DataLoader,
-    HardPacking,
-    JsonlSource,
-    Mix,
-    Outcomes,
-    Part,
-    PassRate,
-    Ranks,
-    RayExecutor,
-    RowShuffle,
-    Shuffle,
-    SoftPacking,
-)
+from asyncdata import HardPacking, JsonlSource, Mix, Part, RayExecutor, RowShuffle, Shuffle, SoftPacking
 from asyncdata.errors import ConfigError, NoSamplesError, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support.examples import each_value
 from tests.support.faults import until
 from tests.support.loaders import make
-from tests.support.loading import NEVER_S, SHUFFLE, all_dropped, ids, order_of, row_id
+from tests.support.loading import SHUFFLE, all_dropped, ids, order_of, row_id
 from tests.support.stores import HttpHost
 
 
@@ -158,9 +145,7 @@ def test_a_file_that_comes_with_a_name_that_is_no_utf8_is_named(folder):
     with make(growing(folder), buffer_size=10) as loader:
         loader.get_next_batch(80)
         odd = append(os.path.join(folder, os.fsdecode(b"\xe9.jsonl")), 100, 1)
-        with pytest.raises(
-            SourceError, match=r"AD304 cannot read .*\\udce9\.jsonl: its path is not UTF-8, .*rename it"
-        ):
+        with pytest.raises(SourceError, match=r"AD304 cannot read .*\\udce9.jsonl: its path is not UTF-8, .*rename it"):
             loader.get_next_batch(100)
     os.rename(odd, folder / "e.jsonl")
     with make(growing(folder)) as loader:
@@ -241,11 +226,8 @@ def test_ranks_that_see_other_sizes_agree_by_the_folder_on_what_an_epoch_covers(
 
         found[number] = of_rank(folder, tmp_path / "run/files", number, each=each)
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(rank, range(2)))
 
     assert len(found[0]) == len(found[1]) > 39, "they have as many batches, and later epochs have more rows"
     for (_, one), (_, other) in zip(found[0], found[1], strict=True):
@@ -321,13 +303,27 @@ def test_a_state_with_growth_and_a_loader_without_refuse_each_other(folder):
         loader.load_state_dict(plain)
 
 
+def test_a_row_that_is_excluded_is_that_of_its_file_after_one_that_sorts_before_it_has_come(folder):
+    append(folder / "n.jsonl", 100, 101)
+    with make(growing(folder), shuffle=False) as loader:
+        groups = loader.get_samples(101)
+        loader.exclude([groups[100]])
+        loader.add_samples([groups[0], groups[1]])
+        state = state_of(loader)
+    append(folder / "a.jsonl", 200, 201)
+    with make(growing(folder), shuffle=False) as loader:
+        loader.load_state_dict(state)
+        assert loader.statistics().dropped_groups_total == {}
+        assert [ids(group) for group in loader.get_samples(2)] == [[0], [1]]
+
+
 FILES = {
     "rows": "".join(json.dumps({"id": n}) + "\n" for n in range(50)),
     "blank": "\n\n\n",
     "bad": "1\n2\n",
     "empty": "",
 }
-SKIP = {"bad_rows": BadRows(policy="skip")}
+SKIP = {"bad_rows": "skip"}
 NONE_KEPT = {"tokenize_fn": all_dropped}
 WAYS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "no bytes": ("empty", "full", {}),
@@ -350,7 +346,7 @@ WAYS: dict[str, tuple[str, Any, dict[str, Any]]] = {
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "nothing": {},
-    "outcomes": {"outcomes": Outcomes(policy=PassRate(drop_above=0.9))},
+    "outcomes": {"outcomes": {"policy": {"drop_above": 0.9}}},
     "soft packs": {"packing": SoftPacking(max_length=16)},
     "hard packs": {"packing": HardPacking(max_length=16)},
     "acknowledged": {"commit": "on_ack"},
@@ -366,8 +362,7 @@ def data(tmp_path: Path) -> Path:
 
 def take(source: Any, **knobs: Any) -> None:
     """Ask for samples one at a time, so that much is read ahead."""
-    settings = {"tokenize_fn": row_id, "num_workers": 0, "timeout_s": NEVER_S, "buffer_size": 200, "batch_size": 1}
-    with DataLoader(source, **settings | knobs) as loader:
+    with make(source, **{"buffer_size": 200, "batch_size": 1} | knobs) as loader:
         for _ in loader:
             pass
 
@@ -396,4 +391,4 @@ def test_a_part_of_a_nested_mixture_is_named_with_its_mixture(data: Path, way: s
 def test_a_rank_of_an_order_without_a_row_says_so(data: Path, way: str) -> None:
     name, shuffle, settings = WAYS[way]
     with pytest.raises(NoSamplesError, match="AD401"):
-        take(data / f"{name}.jsonl", shuffle=shuffle, ranks=Ranks(rank=1, world_size=2), **settings)
+        take(data / f"{name}.jsonl", shuffle=shuffle, ranks={"rank": 1, "world_size": 2}, **settings)

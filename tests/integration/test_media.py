@@ -13,22 +13,11 @@ import numpy as np
 import pytest
 import structlog
 
-from asyncdata import (
-    BadRows,
-    Cache,
-    DataLoader,
-    HardPacking,
-    LengthGrouping,
-    Limits,
-    Mix,
-    PackedCollator,
-    PaddedCollator,
-    Part,
-    SoftPacking,
-)
+from asyncdata import DataLoader, HardPacking, LengthGrouping, Mix, PackedCollator, PaddedCollator, Part, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, SourceChangedError, TooManyBadRowsError
 from tests.support.column_fns import NumberedMedia, media_of, two_phases, without_load, write_rows
 from tests.support.faults import until
+from tests.support.sources import jsonl, write
 
 
 def row_of(sample):
@@ -53,7 +42,7 @@ def loader_of(source, workers=1, fn=None, **knobs):
 @pytest.mark.parametrize(("workers", "shuffle"), [(0, True), (2, False), (2, "full")])
 def test_samples_have_their_media_in_the_order_of_text(tmp_path, workers, shuffle):
     path = write_rows(tmp_path / "rows.jsonl")
-    with loader_of(path, workers, shuffle=shuffle, batch_size=7, limits=Limits(max_media_bytes=100)) as loader:
+    with loader_of(path, workers, shuffle=shuffle, batch_size=7, limits={"max_media_bytes": 100}) as loader:
         found = [check(sample) for batch in loader for sample in batch]
         now = loader.statistics()
     assert sorted(found) == list(range(60))
@@ -78,7 +67,7 @@ def test_a_group_shares_its_media_which_are_loaded_once(tmp_path):
 
 def test_what_is_loaded_ahead_stays_within_the_limit_which_a_held_batch_counts_for(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", num_rows=600)
-    with loader_of(path, batch_size=4, limits=Limits(max_media_bytes=480)) as loader:
+    with loader_of(path, batch_size=4, limits={"max_media_bytes": 480}) as loader:
         held = []
         for number, batch in enumerate(loader):
             held.append(batch)
@@ -95,12 +84,8 @@ def test_what_is_loaded_ahead_stays_within_the_limit_which_a_held_batch_counts_f
 @pytest.mark.parametrize("collate", [None, PaddedCollator(), lambda samples: {"a": [PaddedCollator()(samples)]}])
 def test_batches_that_are_held_count_and_are_said_once(tmp_path, collate):
     path, size = write_rows(tmp_path / "rows.jsonl", num_rows=200), 4 * 48
-    with (
-        structlog.testing.capture_logs() as logs,
-        loader_of(
-            path, 0, batch_size=5, shuffle=False, collate_fn=collate, limits=Limits(max_media_bytes=960)
-        ) as loader,
-    ):
+    knobs = {"batch_size": 5, "shuffle": False, "collate_fn": collate, "limits": {"max_media_bytes": 960}}
+    with structlog.testing.capture_logs() as logs, loader_of(path, 0, **knobs) as loader:
         batches, held = iter(loader), []
         held += itertools.islice(batches, 3)
         gc.collect()
@@ -172,11 +157,12 @@ def test_a_pickled_sample_has_its_media(tmp_path):
     assert check(sample) == 1
 
 
+PACKED = {"packing": SoftPacking(max_length=16), "collate_fn": PackedCollator(max_length=16), "batch_size": 2}
+
+
 def packs_of(path, workers=1, state=None, **knobs):
-    collate = PackedCollator(max_length=16)
-    packed = {"packing": SoftPacking(max_length=16), "plan_packs": True, "collate_fn": collate, "batch_size": 2}
-    packed |= {"shuffle": "full", "cache": Cache(folder="")}
-    with loader_of(path, workers, **(packed | knobs)) as loader:
+    packed = PACKED | {"plan_packs": True, "shuffle": "full", "cache": {"folder": ""}}
+    with loader_of(path, workers, **packed | knobs) as loader:
         if state is not None:
             loader.load_state_dict(state)
         for batch in loader:
@@ -223,8 +209,7 @@ ONLINE = {
 
 def run_of(path, workers, state=None, **knobs):
     """The batches of two epochs, each with the state and what was dropped after it."""
-    collate = PackedCollator(max_length=16)
-    knobs = {"packing": SoftPacking(max_length=16), "collate_fn": collate, "batch_size": 3, "epochs": 2} | knobs
+    knobs = PACKED | {"batch_size": 3, "epochs": 2} | knobs
     with DataLoader(path, tokenize_fn=NumberedMedia(), num_workers=workers, bad_rows="skip", **knobs) as loader:
         if state is not None:
             loader.load_state_dict(state)
@@ -250,11 +235,10 @@ def test_packs_made_as_samples_come_are_those_of_text_and_go_on_at_every_batch(t
 
 def test_media_of_packs_made_as_samples_come_are_loaded_ahead_within_the_limit(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", num_rows=600)
-    small = {"plan_packs": False, "packing": SoftPacking(max_length=16, window_samples=8), "batch_size": 2}
-    collate = PackedCollator(max_length=16)
+    small = PACKED | {"packing": SoftPacking(max_length=16, window_samples=8)}
     for limit in (1, 480):
         num_delivered = 0
-        with loader_of(path, **small, collate_fn=collate, limits=Limits(max_media_bytes=limit)) as loader:
+        with loader_of(path, **small, limits={"max_media_bytes": limit}) as loader:
             for batch in loader:
                 num_delivered += int(np.count_nonzero(batch["pixels_counts"]))
                 now = loader.statistics()
@@ -266,19 +250,19 @@ def test_media_of_packs_made_as_samples_come_are_loaded_ahead_within_the_limit(t
 
 
 def test_a_batch_that_the_collator_refuses_comes_again_with_its_media(tmp_path):
-    refused, plain = [], PackedCollator(max_length=16)
+    refused = []
 
     def collate(packs):
         if not refused and any(document.tokens[0] == 13 for pack in packs for document in pack):
             refused.append(packs)
             raise OSError("no room")
-        return plain(packs)
+        return PACKED["collate_fn"](packs)
 
     path, knobs = write_rows(tmp_path / "rows.jsonl", {13: "bad"}), {"plan_packs": False, "bad_rows": "skip"}
     whole = [batch["labels"].tolist() for batch, _ in packs_of(path, **knobs)]
-    packed = {"packing": SoftPacking(max_length=16), "collate_fn": collate, "batch_size": 2, "shuffle": "full"}
+    packed = PACKED | {"collate_fn": collate, "shuffle": "full", "cache": {"folder": ""}}
     found = []
-    with loader_of(path, bad_rows="skip", cache=Cache(folder=""), **packed) as loader:
+    with loader_of(path, bad_rows="skip", **packed) as loader:
         for _ in range(2):
             with contextlib.suppress(OSError):
                 found += (batch["labels"].tolist() for batch in loader)
@@ -289,18 +273,17 @@ def test_a_batch_that_the_collator_refuses_comes_again_with_its_media(tmp_path):
 
 def test_a_file_that_is_gone_before_the_media_of_a_pack_are_loaded_is_an_error(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", num_rows=600)
-    batches = packs_of(path, plan_packs=False, shuffle=True, limits=Limits(max_media_bytes=1))
+    batches = packs_of(path, plan_packs=False, shuffle=True, limits={"max_media_bytes": 1})
     next(batches)
     Path(path).write_text("{}\n")
     with pytest.raises(SourceChangedError, match="AD302"):
         list(batches)
 
 
-@pytest.mark.parametrize("bad_rows", ["raise", BadRows(policy="skip", max=1)])
+@pytest.mark.parametrize("bad_rows", ["raise", {"policy": "skip", "max": 1}])
 def test_a_medium_of_a_pack_made_as_samples_come_may_end_the_run(tmp_path, bad_rows):
     path = write_rows(tmp_path / "rows.jsonl", {13: "bad", 21: "bad"})
-    knobs = {"packing": SoftPacking(max_length=16), "collate_fn": PackedCollator(max_length=16), "batch_size": 2}
-    with loader_of(path, **knobs, bad_rows=bad_rows) as loader:
+    with loader_of(path, **PACKED, bad_rows=bad_rows) as loader:
         for _ in range(2):
             with pytest.raises((BadRowError, TooManyBadRowsError), match="AD456.*picture 1"):
                 list(loader)
@@ -311,7 +294,7 @@ def test_a_medium_of_a_pack_made_as_samples_come_may_end_the_run(tmp_path, bad_r
 def test_of_grouped_samples_the_bad_one_stays_untrained(tmp_path, is_planned):
     path = write_rows(tmp_path / "rows.jsonl", {13: "bad"})
     grouped = {"length_grouping": LengthGrouping(), "plan_packs": is_planned, "batch_size": 4, "bad_rows": "skip"}
-    with loader_of(path, shuffle="full", cache=Cache(folder=""), **grouped) as loader:
+    with loader_of(path, shuffle="full", cache={"folder": ""}, **grouped) as loader:
         found = [sample for batch in loader for sample in batch]
         assert loader.statistics().dropped_total == {"bad row AD456": 1}
     (bad,) = (sample for sample in found if row_of(sample) == 13)
@@ -323,7 +306,7 @@ def test_of_grouped_samples_the_bad_one_stays_untrained(tmp_path, is_planned):
 def test_packs_of_a_mixture_have_the_media_of_their_parts(tmp_path):
     plain, zipped = write_rows(tmp_path / "a.jsonl", {8: "bad"}), tmp_path / "b.jsonl.gz"
     zipped.write_bytes(gzip.compress(Path(plain).read_bytes()))
-    a, b = Part(plain, weight=1, when_done="stop"), Part(str(zipped), weight=1, bad_rows=BadRows(policy="skip", max=2))
+    a, b = Part(plain, weight=1, when_done="stop"), Part(str(zipped), weight=1, bad_rows={"policy": "skip", "max": 2})
     found = list(run_of(Mix({"a": a, "b": b}), 1))
     assert found[-1][2] == {"bad row AD456": 4}
     again = list(run_of(Mix({"a": a, "b": b}), 1, found[5][1]))
@@ -338,19 +321,19 @@ def test_samples_with_media_are_not_cut(tmp_path, is_planned):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_rows_that_are_read_once_have_their_media_also_after_they_are_given_back(tmp_path, workers):
-    zipped = tmp_path / "rows.jsonl.gz"
-    zipped.write_bytes(gzip.compress(Path(write_rows(tmp_path / "rows.jsonl", {4: "bad"})).read_bytes()))
+    plain = Path(write_rows(tmp_path / "rows.jsonl", {4: "bad"}))
+    zipped = write(tmp_path / "rows.jsonl.gz", gzip.compress(plain.read_bytes()))
     knobs = {"shuffle": False, "bad_rows": "skip", "n_samples_per_prompt": 2}
-    with loader_of(str(zipped), workers, **knobs) as loader:
+    with loader_of(zipped, workers, **knobs) as loader:
         groups = loader.get_samples(10)
         assert [check(group[0]) for group in groups] == [0, 1, 2, 3, *range(5, 11)]
         loader.add_samples(groups[5:8])
         state = json.loads(json.dumps(loader.state_dict()))
-    with loader_of(str(zipped), workers, **knobs) as loader:
+    with loader_of(zipped, workers, **knobs) as loader:
         loader.load_state_dict(state)
         assert [check(group[1]) for group in loader.get_samples(6)] == [6, 7, 8, 11, 12, 13]
-    packs = [batch for batch, _, _ in run_of(str(tmp_path / "rows.jsonl"), workers, shuffle=False)]
-    assert [batch for batch, _, _ in run_of(str(zipped), workers, shuffle=False)] == packs
+    packs = [batch for batch, _, _ in run_of(plain, workers, shuffle=False)]
+    assert [batch for batch, _, _ in run_of(zipped, workers, shuffle=False)] == packs
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
@@ -384,9 +367,8 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_a_function_of_two_phases_does_wrong_is_a_bad_row(tmp_path, name):
     row, message = WRONG[name]
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"id": 1, **row}) + "\n", encoding="utf-8")
-    with loader_of(str(path), 0, two_phases) as loader, pytest.raises(BadRowError, match=message):
+    path = write(tmp_path / "rows.jsonl", jsonl([{"id": 1, **row}]))
+    with loader_of(path, 0, two_phases) as loader, pytest.raises(BadRowError, match=message):
         loader.get_next_batch(1)
 
 
@@ -395,7 +377,7 @@ def test_columns_of_the_load_without_a_load_are_those_of_another_call(tmp_path, 
     path, knobs = write_rows(tmp_path / "rows.jsonl"), {"plan_packs": is_planned}
     with_load = [str(batch) for batch, _ in packs_of(path, fn=NumberedMedia(), **knobs)]
     assert [str(batch) for batch, _ in packs_of(path, fn=without_load, **knobs)] == with_load
-    few = {"limits": Limits(max_media_bytes=100), "batch_size": 4}
+    few = {"limits": {"max_media_bytes": 100}, "batch_size": 4}
     with loader_of(write_rows(tmp_path / "good.jsonl"), fn=without_load, **few) as loader:
         for batch in loader:
             assert loader.statistics().media_held_bytes <= 100 + 48 * len(list(map(check, batch)))

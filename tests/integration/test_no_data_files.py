@@ -25,7 +25,7 @@ from asyncdata.integrations.slime import torch_data
 from asyncdata.telemetry.reader import read
 from tests.support.examples import each_value
 from tests.support.loaders import GOOD, make, prompts, resumed, with_bad
-from tests.support.loading import NEVER_S, ids, order_of, write_rows
+from tests.support.loading import NEVER_S, ids, order_of, write, write_rows
 from tests.support.parts import mix_of_file
 from tests.support.servers import HubServer
 from tests.support.sources import jsonl
@@ -82,25 +82,17 @@ NO_DATA: dict[str, tuple[Callable[[], bytes], str]] = {
 @pytest.mark.parametrize(("name", "bad_rows"), each_value(list(NO_DATA), ["raise", "skip"]))
 def test_one_shard_of_three_that_is_no_data_is_refused_by_name(tmp_path, name, bad_rows):
     made, said = NO_DATA[name]
-    spoiled = tmp_path / name
-    spoiled.write_bytes(made())
+    spoiled = write(tmp_path / name, made())
     shards = [write_rows(tmp_path / f"{part}.jsonl", 30) for part in "ab"]
     said = f"AD109 {spoiled}: none of its first" if said == "AD109" else f"AD123 {spoiled} is {said}"
     with pytest.raises(SourceError, match=f"^{said}"):
-        make([str(shards[0]), str(spoiled), str(shards[1])], bad_rows=bad_rows)
+        make([str(shards[0]), spoiled, str(shards[1])], bad_rows=bad_rows)
 
 
 @pytest.mark.parametrize("source", [JsonArraySource, ParquetSource])
 def test_a_pointer_in_place_of_other_data_is_named_too(tmp_path, source):
-    (tmp_path / "rows").write_bytes(LFS)
     with pytest.raises(SourceError, match="AD123 .*rows is a Git LFS pointer"):
-        make(source(str(tmp_path / "rows")))
-
-
-def test_the_pointer_among_the_test_data_is_named(test_data, tmp_path):
-    rows = write_rows(tmp_path / "rows.jsonl", 30)
-    with pytest.raises(SourceError, match="AD123 .*lfs_pointer.jsonl is a Git LFS pointer"):
-        make([str(rows), str(test_data / "rows" / "lfs_pointer.jsonl")], bad_rows="skip")
+        make(source(write(tmp_path / "rows", LFS)))
 
 
 def delivered(source: Any, number: int = 40, **knobs: Any) -> tuple[list[int], list[Any]]:
@@ -111,13 +103,11 @@ def delivered(source: Any, number: int = 40, **knobs: Any) -> tuple[list[int], l
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize("last", [b"", b"[7]"], ids=["an end", "no end"])
 def test_a_small_file_without_a_row_is_told_of_once(tmp_path, compress, last):
-    small, good = tmp_path / "a.txt", tmp_path / "b.jsonl"
-    small.write_bytes(compress(b"\n" + b"no row\n" * 6 + last))
-    good.write_bytes(ROWS)
-    rows, events = delivered([str(small), str(good)], bad_rows="skip")
+    small = write(tmp_path / "a.txt", compress(b"\n" + b"no row\n" * 6 + last))
+    rows, events = delivered([small, write(tmp_path / "b.jsonl", ROWS)], bad_rows="skip")
     assert rows == list(range(40))
     told = [(event["path"], event["num_rows"]) for event in events if event["event"] == "source.undecoded"]
-    assert told == [(str(small), 6 + bool(last))]
+    assert told == [(small, 6 + bool(last))]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +123,7 @@ def test_a_small_file_without_a_row_is_told_of_once(tmp_path, compress, last):
     ids=["bad rows", "a long one", "a long row", "blank lines", "a mark", "nothing"],
 )
 def test_a_file_with_rows_in_its_first_block_is_read_whatever_comes_first(tmp_path, head):
-    (tmp_path / "rows.jsonl").write_bytes(head + ROWS)
-    rows, events = delivered(str(tmp_path / "rows.jsonl"), bad_rows="skip")
+    rows, events = delivered(write(tmp_path / "rows.jsonl", head + ROWS), bad_rows="skip")
     assert rows == ([0] if b"pad" in head else []) + list(range(40))[: 40 - (b"pad" in head)]
     assert not [event for event in events if event["event"] == "source.undecoded"]
 
@@ -233,14 +222,6 @@ def test_a_repository_of_the_hub_is_a_folder_too(monkeypatch):
         options = {"storage_options": {"endpoint": hub.url}}
         with pytest.raises(SourceError, match=rf"AD312 .*paths='hf://datasets/me/data@{sha}/data/train-0.jsonl'"):
             make(JsonlSource("hf://datasets/me/data/data", **options))
-
-
-def test_parquet_in_the_hubs_layout_is_refused_too(tmp_path):
-    tables = pytest.importorskip("tests.support.parquet_files")
-    for name in ("train-00000-of-00001", "test-00000-of-00001"):
-        tables.write(tmp_path / f"{name}.parquet")
-    with pytest.raises(SourceError, match=r"AD312 .*paths='.*/test-00000-of-00001.parquet'"):
-        make(str(tmp_path))
 
 
 def test_a_split_that_appears_while_data_grow_is_left_out_and_told_of_once(tmp_path):
@@ -399,9 +380,7 @@ def without_umask():
 
 @pytest.fixture
 def data(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(with_bad(b"{"))
-    return str(path)
+    return write(tmp_path / "rows.jsonl", with_bad(b"{"))
 
 
 def run(data, folder, **knobs):

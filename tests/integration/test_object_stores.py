@@ -14,11 +14,11 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import BadRows, Cache, DataLoader, JsonArraySource, JsonlSource, Mix, ParquetSource, Shuffle
+from asyncdata import Cache, DataLoader, JsonArraySource, JsonlSource, Mix, ParquetSource, Shuffle
 from asyncdata.errors import ConfigError, SnapshotMismatchError, SourceChangedError, SourceError
 from tests.support import loaders
 from tests.support.loaders import rows_of
-from tests.support.loading import NEVER_S, id_and_text, ids, row_id
+from tests.support.loading import NEVER_S, id_and_text, ids, row_id, write
 from tests.support.parts import Redirects, StoreError, change
 from tests.support.servers import FaultProxy, Faults, HubServer, byte_range
 from tests.support.sources import jsonl
@@ -71,9 +71,7 @@ def digest(rows: list[int]) -> str:
 
 
 def on_file(folder: Path, name: str, data: bytes) -> JsonlSource:
-    path = folder / name
-    path.write_bytes(data)
-    return JsonlSource(str(path))
+    return JsonlSource(write(folder / name, data))
 
 
 def on_s3(folder: Path, name: str, data: bytes) -> JsonlSource:
@@ -227,24 +225,14 @@ def test_what_objects_cannot_be_is_refused(host, tmp_path):
 
 
 @WORKERS
-@pytest.mark.parametrize("kind", ["lines", "Parquet", "a file of the hub's bucket"])
-def test_an_object_that_changes_in_the_middle_is_an_error_and_gives_no_row(host, hub, tmp_path, kind, num_workers):
-    if kind == "lines":
-        source, path = JsonlSource(host.put("/a.jsonl", DATA)), "/a.jsonl"
-    elif kind == "Parquet":
-        source, path = ParquetSource(host.put("/a.parquet", parquet_of(tmp_path))), "/a.parquet"
-    else:
-        hub.put("me/files", {"a.jsonl": DATA})
-        path, options = "hf://buckets/me/files/a.jsonl", {"endpoint": hub.url, "token": TOKEN}
-        source = JsonlSource(path, storage_options=options)
-
-    with make(source, buffer_size=1, num_workers=num_workers) as loader:
+def test_a_file_of_the_hubs_bucket_that_changes_in_the_middle_is_an_error_and_gives_no_row(hub, num_workers):
+    """For other objects, see ``test_every_source``."""
+    hub.put("me/files", {"a.jsonl": DATA})
+    path = "hf://buckets/me/files/a.jsonl"
+    with make(of_hub(hub, path), buffer_size=1, num_workers=num_workers) as loader:
         seen = ids(loader.get_next_batch(1))
-        if kind == "a file of the hub's bucket":
-            hub.put("me/files", {"a.jsonl": OTHER})
-            hub.end_signatures()
-        else:
-            host.put(path, host.objects[path][::-1])  # of the same size
+        hub.put("me/files", {"a.jsonl": OTHER})
+        hub.end_signatures()
         with pytest.raises(SourceChangedError, match=rf"^AD322 .*{path} .*at the start it was .*; now it is") as caught:
             while True:
                 seen += ids(loader.get_next_batch(1))
@@ -253,8 +241,8 @@ def test_an_object_that_changes_in_the_middle_is_an_error_and_gives_no_row(host,
     assert not any(secret in str(caught.value) for secret in (TOKEN, "Signature"))
 
 
-def of_hub(hub: HubServer, address: str = "hf://datasets/me/rows/*.jsonl") -> JsonlSource:
-    return JsonlSource(address, storage_options={"endpoint": hub.url, "token": TOKEN})
+def of_hub(hub: HubServer, addresses: Any = "hf://datasets/me/rows/*.jsonl") -> JsonlSource:
+    return JsonlSource(addresses, storage_options={"endpoint": hub.url, "token": TOKEN})
 
 
 def test_a_listing_of_the_hub_tells_of_many_files_what_each_one_tells(hub, monkeypatch):
@@ -262,7 +250,7 @@ def test_a_listing_of_the_hub_tells_of_many_files_what_each_one_tells(hub, monke
     names = [f"hf://datasets/me/rows/{number}.jsonl" for number in range(70)]
 
     def opened() -> Any:
-        with make(JsonlSource(names, storage_options={"endpoint": hub.url, "token": TOKEN})) as loader:
+        with make(of_hub(hub, names)) as loader:
             return ids(loader.get_next_batch(70)), loader.state_dict()
 
     change(monkeypatch, most_heads=70)
@@ -382,7 +370,7 @@ def test_bytes_of_another_place_and_a_server_without_ranges_are_found_out(host, 
     host.objects["/a.parquet"] = parquet_of(tmp_path)
     with FaultProxy(host.url) as proxy:
         source = ParquetSource(f"{proxy.url}/a.parquet", columns=["id", "pad", "large"])
-        with make(source, id_and_text, bad_rows=BadRows(policy="raise")) as loader:
+        with make(source, id_and_text, bad_rows="raise") as loader:
             proxy.faults = Faults((fault,), share=1, repeats=1000)
             with pytest.raises(SourceError, match=words):
                 loader.get_next_batch(10)
@@ -392,12 +380,10 @@ def test_a_row_group_that_could_not_be_read_to_its_end_is_read_anew(host, tmp_pa
     """What was decoded of it before the failure is not its end."""
     host.objects["/a.parquet"] = parquet_of(tmp_path)
     with FaultProxy(host.url) as proxy:
-        source = ParquetSource(
-            f"{proxy.url}/a.parquet", columns=["id", "pad", "large"], storage_options={"retry_timeout_s": 0.1}
-        )
-        with make(
-            source, id_and_text, shuffle=False, buffer_size=1, num_workers=1, bad_rows=BadRows(policy="raise")
-        ) as loader:
+        options, columns = {"retry_timeout_s": 0.1}, ["id", "pad", "large"]
+        source = ParquetSource(f"{proxy.url}/a.parquet", columns=columns, storage_options=options)
+        knobs = {"shuffle": False, "buffer_size": 1, "num_workers": 1, "bad_rows": "raise"}
+        with make(source, id_and_text, **knobs) as loader:
             rows = ids(loader.get_next_batch(1))
             for faults in (Faults(("503",), share=1, repeats=1000), Faults(("403",), share=1, repeats=1000)):
                 proxy.faults = faults

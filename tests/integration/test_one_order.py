@@ -15,24 +15,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle
+from asyncdata import Mix, Outcomes, Part, PassRate, Shuffle
 from asyncdata.errors import BadRowError, EndOfData
 from asyncdata.loader import autotune as tuners
 from tests.support import loaders
 from tests.support.examples import each_value
 from tests.support.faults import record
 from tests.support.loaders import FACES
-from tests.support.loading import (
-    NEVER_S,
-    SHUFFLE,
-    every_third_dropped,
-    fails_on_13,
-    id_and_text,
-    ids,
-    order_of,
-    row_id,
-    write_rows,
-)
+from tests.support.loading import every_third_dropped, fails_on_13, id_and_text, ids, order_of, write_rows
 from tests.support.parts import Crashed, InlineExecutor, Promise, Scan, change, real
 
 NUM_ROWS = 500
@@ -57,12 +47,9 @@ def digest(numbers: Iterable[int]) -> str:
     return hashlib.sha256(",".join(map(str, numbers)).encode()).hexdigest()
 
 
-SETTINGS: dict[str, Any] = {"tokenize_fn": row_id, "shuffle": SHUFFLE, "timeout_s": 240, "epochs": NUM_EPOCHS}
-
-
 def run(path: Path, **knobs: Any) -> list[int]:
     """Two epochs by two loops. Batches end with an epoch, so that the sizes of all of them come into play."""
-    with DataLoader(path, **SETTINGS | knobs) as loader:
+    with loaders.make(path, epochs=NUM_EPOCHS, **knobs) as loader:
         return [number for _ in range(NUM_EPOCHS) for batch in loader for number in ids(batch)]
 
 
@@ -115,16 +102,12 @@ def senseless(monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch, tuner=Eager)
 
 
-def knobs(**given: Any) -> dict[str, Any]:
-    return {"tokenize_fn": row_id, "shuffle": SHUFFLE, "timeout_s": NEVER_S, **given}
-
-
 @pytest.mark.thorough
 @pytest.mark.usefixtures("senseless")
 @pytest.mark.parametrize(("face", "backend"), each_value(FACES, ["asyncio", "trio", "uvloop"]))
 def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path, face, backend):
-    settings = knobs(event_loop=backend, limits={"max_workers": 3}, num_workers=None, epochs=2, batch_size=7)
-    with capture_logs(), face(path, **settings) as loader:
+    knobs = {"event_loop": backend, "limits": {"max_workers": 3}, "num_workers": None, "epochs": 2, "batch_size": 7}
+    with capture_logs(), face(path, **knobs) as loader:
         found = [number for _ in range(2) for batch in loader for number in ids(batch)]
         num_workers = loader.statistics().num_workers
     assert found == order_of(path, 2)
@@ -134,7 +117,7 @@ def test_whatever_is_decided_at_any_moment_the_order_is_the_same(path, face, bac
 @pytest.mark.thorough
 def test_what_is_given_is_not_tuned(path, monkeypatch):
     change(monkeypatch, tuner=None)
-    with DataLoader(path, **knobs(num_workers=1, buffer_size=20)) as loader:
+    with loaders.make(path, num_workers=1, buffer_size=20) as loader:
         assert ids(loader.get_next_batch(NUM_ROWS)) == order_of(path)
         now = loader.statistics()
     assert (now.num_workers, now.capacity_samples) == (1, 20)
@@ -148,11 +131,11 @@ def slow(row: dict[str, Any]) -> list[int]:
 @pytest.mark.thorough
 def test_a_trainer_that_waits_for_workers_gets_more_of_them(path):
     """The work is a pause here, so that as many can do it at once as there are, whatever the machine."""
-    function = "tests.integration.test_one_order:slow"
-    with capture_logs() as logs, DataLoader(path, **knobs(tokenize_fn=function, limits={"max_workers": 4})) as loader:
+    knobs = {"num_workers": None, "limits": {"max_workers": 4}}
+    with capture_logs() as logs, loaders.make(path, f"{__name__}:slow", **knobs) as loader:
         assert loader.statistics().num_workers == 1
-        found, deadline = [], time.monotonic() + NEVER_S
-        while loader.statistics().num_workers < 4 and time.monotonic() < deadline:
+        found = []
+        while loader.statistics().num_workers < 4:
             found += ids(loader.get_next_batch(10))
         now = loader.statistics()
 

@@ -7,17 +7,7 @@ from typing import Any
 import pytest
 
 from asyncdata import JsonlSource, ParquetSource, RayExecutor
-from tests.integration.test_object_stores import (
-    DATA,
-    DIGEST,
-    NUM_ROWS,
-    by_http,
-    digest_of,
-    make,
-    on_file,
-    on_google,
-    on_s3,
-)
+from tests.integration.test_object_stores import DATA, DIGEST, NUM_ROWS, by_http, digest_of, on_file, on_google, on_s3
 from tests.support.examples import each_pair
 from tests.support.parquet_files import write
 from tests.support.ray_cluster import RayNodes
@@ -60,9 +50,8 @@ WORKERS = ["inline", "processes", "ray"]
 def place(request, hub) -> Place:
     def on_hub(folder: Path, name: str, data: bytes) -> JsonlSource:
         hub.commit(f"me/{folder.name}", {name: data})
-        return JsonlSource(
-            f"hf://datasets/me/{folder.name}/{name}", storage_options={"endpoint": hub.url, "token": TOKEN}
-        )
+        options = {"endpoint": hub.url, "token": TOKEN}
+        return JsonlSource(f"hf://datasets/me/{folder.name}/{name}", storage_options=options)
 
     return {"file": on_file, "s3": on_s3, "gs": on_google, "http": by_http, "hf": on_hub}[request.param]
 
@@ -93,8 +82,7 @@ def test_no_secret_of_a_store_is_in_a_log_of_ray(nodes, tmp_path):
     """Actors get the options of a store as an argument; that is not written to a disk."""
     import ray
 
-    with make(on_s3(tmp_path, "rows.jsonl", DATA), num_workers=None, executor=RayExecutor(num_workers=1)) as loader:
-        loader.get_next_batch(NUM_ROWS)
+    digest_of(on_s3(tmp_path, "rows.jsonl", DATA), num_workers=None, executor=RayExecutor(num_workers=1))
     context = ray.get_runtime_context()
     logs = Path(context.get_temp_dir()) / context.get_session_name() / "logs"
     texts = [path.read_bytes() for path in logs.rglob("*") if path.is_file()]

@@ -11,36 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import (
-    BadRows,
-    Column,
-    DataLoader,
-    HardPacking,
-    LengthGrouping,
-    PackedCollator,
-    PaddedCollator,
-    Sample,
-    SoftPacking,
-)
+from asyncdata import BadRows, Column, HardPacking, LengthGrouping, PackedCollator, PaddedCollator, Sample, SoftPacking
 from asyncdata.core.columns import Columns
 from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, SnapshotMismatchError, TooManyBadRowsError
 from asyncdata.xtuner import XTunerCollator
-from tests.support.ranks import (
-    GROUPING,
-    HARD,
-    MAX_LENGTH,
-    PACKED,
-    SOFT,
-    STRIDE,
-    WAYS,
-    Batch,
-    Ranks,
-    lengths,
-    make,
-    numbered,
-    stream,
-    write,
-)
+from tests.support import ranks as support
+from tests.support.ranks import GROUPING, HARD, MAX_LENGTH, SOFT, WAYS, Batch, Ranks, lengths, make, stream, write
 
 Knobs = dict[str, Any]
 
@@ -69,11 +45,11 @@ def few(tmp_path_factory) -> Path:
 
 def tokens_of(batches: Iterable[Batch]) -> Counter[int]:
     """How many tokens of each row there are."""
-    return Counter(token // STRIDE for batch in batches for token in batch.tokens)
+    return Counter(token // support.STRIDE for batch in batches for token in batch.tokens)
 
 
 def rows_of(batches: Iterable[Batch]) -> list[list[int]]:
-    return [[document[0] // STRIDE for document in pack] for batch in batches for pack in batch.packs]
+    return [[document[0] // support.STRIDE for document in pack] for batch in batches for pack in batch.packs]
 
 
 def loops(path: Path, number: int = 1, **knobs: Any) -> list[list[Batch]]:
@@ -231,7 +207,7 @@ def test_the_last_batch_of_ranks_without_packing_is_filled_or_dropped(tmp_path, 
     assert sizes == [[4, 4, *some] for some in last]
 
 
-def resumed_often(path: Path, every: int, **knobs: Any) -> tuple[list[Batch], DataLoader]:
+def resumed_often(path: Path, every: int, **knobs: Any) -> tuple[list[Batch], Any]:
     """A run that is resumed in a new loader again and again; its batches, and the last loader, closed."""
     found: list[Batch] = []
     state = None
@@ -275,7 +251,7 @@ def fails_on_each_tenth(row: dict[str, Any]) -> list[int] | None:
     if row["id"] % 10 == 3:
         raise ValueError("it is no good")
 
-    return None if row["id"] % 10 == 7 else numbered(row)
+    return None if row["id"] % 10 == 7 else support.numbered(row)
 
 
 @pytest.mark.thorough
@@ -304,7 +280,7 @@ STOPS: dict[str, tuple[list[int], Knobs, type[Exception], str]] = {
     ),
     **{
         f"a bad row, {name}": (SIZES, {**knobs, "tokenize_fn": fails_on_each_tenth}, BadRowError, "AD421 .*no good")
-        for name, knobs in PACKED.items()
+        for name, knobs in support.PACKED.items()
     },
     "all of them are": (
         [100, 200, 300],
@@ -362,14 +338,11 @@ def test_a_state_holds_no_tokens_and_survives_json_and_a_file(path, tmp_path):
     with make(path, **knobs) as loader:
         list(loader)
         state = json.dumps(loader.state_dict())
-        loader.save(tmp_path / "run.snapshot")
+        loader.save(saved := tmp_path / "run.snapshot")
         rest = list(loader)
 
     assert len(json.dumps(json.loads(state)["packing"])) < 4000
-    for load in (
-        lambda one: one.load_state_dict(json.loads(state)),
-        lambda one: one.restore(tmp_path / "run.snapshot"),
-    ):
+    for load in (lambda one: one.load_state_dict(json.loads(state)), lambda one: one.restore(saved)):
         with make(path, **knobs) as loader:
             load(loader)
             assert loader.epoch == 1
@@ -401,12 +374,12 @@ def test_a_state_of_another_packing_or_grouping_is_refused_by_name(path):
 
 @pytest.mark.parametrize(("allowed", "other"), [("seed", {"seed": 7}), ("order", {"packing": HARD_BY_EPOCH})])
 def test_where_another_seed_or_packing_is_allowed_the_next_epoch_begins(path, allowed, other):
-    state = state_after(path, 1, **RANK, **PACKED["soft"])
-    with make(path, **RANK | PACKED["soft"] | other) as loader:
+    state = state_after(path, 1, **RANK, **support.PACKED["soft"])
+    with make(path, **RANK | support.PACKED["soft"] | other) as loader:
         loader.load_state_dict(state, allow_changed={allowed})
         assert loader.epoch == 1
         found = list(stream(loader))
-    with make(path, **RANK | PACKED["soft"] | other) as loader:
+    with make(path, **RANK | support.PACKED["soft"] | other) as loader:
         loader.set_epoch(1)
         assert list(stream(loader)) == found
 

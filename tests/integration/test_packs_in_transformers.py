@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import (
-    Cache,
-    ChatTokenizeFn,
-    DataLoader,
-    Document,
-    FixedCollator,
-    PackedCollator,
-    PaddedCollator,
-    SoftPacking,
-)
+from asyncdata import ChatTokenizeFn, DataLoader, Document, FixedCollator, PackedCollator, PaddedCollator, SoftPacking
 from asyncdata.errors import ConfigError
 from tests.support.examples import each_value
 from tests.support.media import PATCH, draw, processor_of, save_processor
@@ -247,7 +238,7 @@ def pictured_rows(tmp_path, family):
 
 def make(path, **knobs):
     packing = {"packing": SoftPacking(max_length=400), "plan_packs": True, "shuffle": "full", "batch_size": 1}
-    knobs = {"num_workers": 1, "collate_fn": COLLATE, "timeout_s": 240, "cache": Cache(folder="")} | packing | knobs
+    knobs = {"num_workers": 1, "collate_fn": COLLATE, "timeout_s": 240, "cache": {"folder": ""}} | packing | knobs
     folder = str(path.parent / "processor")
     return DataLoader(path, tokenize_fn=ChatTokenizeFn(folder, processor=folder), **knobs)
 

@@ -19,18 +19,8 @@ import pytest
 from asyncdata import BadRows, ChatTokenizeFn, DataLoader, IterableSource, ParquetSource, Processor, PromptTokenizeFn
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.telemetry.reader import read
-from tests.support.media import (
-    ANSWER,
-    asks,
-    assert_only_some_are_bad,
-    damaged,
-    draw,
-    loaded,
-    loader_of,
-    processor_of,
-    save_processor,
-    written,
-)
+from tests.support import media
+from tests.support.media import ANSWER, asks, draw, loaded, loader_of, processor_of, save_processor, written
 from tests.support.pages import read_page
 from tests.support.parts import main
 
@@ -63,9 +53,8 @@ def drawn_rows(tmp_path, number):
         parts = [{"type": "text", "text": f"row {row}"}]
         for each in range(rng.randint(0, 3)):
             size = rng.randint(30, 300), rng.randint(30, 300)
-            path = draw(
-                tmp_path / f"{row}-{each}.{rng.choice(['jpg', 'png', 'webp'])}", *size, each, rng.choice([1, 3, 6, 8])
-            )
+            name = f"{row}-{each}.{rng.choice(['jpg', 'png', 'webp'])}"
+            path = draw(tmp_path / name, *size, each, rng.choice([1, 3, 6, 8]))
             parts.insert(rng.randint(0, len(parts)), image(path))
         yield asks(*parts)
 
@@ -294,7 +283,8 @@ def test_a_picture_may_be_a_member_of_a_zip_or_tar_file(archives, folders, pictu
     rows = [asks(image(name)) for name in [picture, f"{archives}/folder.zip/a.png", *named]]
     samples = loaded(archives, folders["qwen3_vl"], *rows, knobs={"num_workers": 1})
     (member,) = loaded(archives, folders["qwen3_vl"], asks(image("in/a.png")), media_root=f"{archives}/a.zip")
-    for sample in [*samples, member]:
+    (inside,) = loaded(archives, folders["qwen3_vl"], asks(image("picture.png")), media_root=str(archives))
+    for sample in [*samples, member, inside]:
         assert np.array_equal(sample.columns["pixel_values"], samples[0].columns["pixel_values"])
 
 
@@ -334,19 +324,10 @@ def test_a_turn_of_a_tool_may_have_pictures(tmp_path, folders, picture):
     assert len(sample.columns["pixel_values"]) == sample.columns["image_grid_thw"].prod() > 0
 
 
-def test_a_picture_within_media_root_is_found(tmp_path, folders, picture):
-    (sample,) = loaded(tmp_path, folders["qwen3_vl"], asks(image("picture.png")), media_root=str(tmp_path))
-    assert len(sample.columns["pixel_values"])
-
-
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
 def test_tokens_of_pictures_are_never_trained(tmp_path, folders, picture, train_on):
-    row = {
-        "messages": [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": [image(picture), {"type": "text", "text": "so"}]},
-        ]
-    }
+    answer = {"role": "assistant", "content": [image(picture), {"type": "text", "text": "so"}]}
+    row = {"messages": [{"role": "user", "content": "?"}, answer]}
     (sample,) = loaded(tmp_path, folders["qwen3_vl"], row, fn={"train_on": train_on})
     is_picture = sample.columns["mm_token_type_ids"] == 1
     assert is_picture.any()
@@ -388,6 +369,10 @@ def test_a_changed_processor_is_another_function_and_a_moved_one_is_the_same(tmp
 def test_what_cannot_be_planned_is_refused(tmp_path, folders):
     with pytest.raises(ConfigError, match="leaves them out"):
         ChatTokenizeFn(folders["gemma3"], processor=folders["gemma3"], media="leave_out")
+    with pytest.raises(ConfigError, match="apply_chat_template=True"):
+        PromptTokenizeFn(folders["gemma3"], processor=folders["gemma3"])
+    with pytest.raises(ConfigError, match="processor is the folder"):
+        PromptTokenizeFn(folders["gemma3"], processor=7, apply_chat_template=True)
     with pytest.raises(ConfigError, match="AD457 there is neither"):
         _ = ChatTokenizeFn(folders["gemma3"], processor=str(tmp_path)).columns
     for own, message in [
@@ -413,9 +398,8 @@ def test_prompts_have_pictures_for_the_trainer_and_for_the_engine(tmp_path, fold
     rows = [{"input": "<image> what?", "images": [picture], "label": 1}]
     rows.append({"input": [{"role": "user", "content": [image({"bytes": text})]}], "label": 2})
     rows.append({"input": "none", "label": 3})
-    fn = PromptTokenizeFn(
-        folders["qwen3_vl"], processor=Processor(max_pictures=2), apply_chat_template=True, label_key="label"
-    )
+    settings = {"processor": Processor(max_pictures=2), "apply_chat_template": True, "label_key": "label"}
+    fn = PromptTokenizeFn(folders["qwen3_vl"], **settings)
     knobs = {"num_workers": workers, "shuffle": False, "epochs": 1, "n_samples_per_prompt": 2}
     with DataLoader(written(tmp_path, rows), tokenize_fn=fn, **knobs) as loader:
         groups = loader.get_samples(3)
@@ -428,13 +412,6 @@ def test_prompts_have_pictures_for_the_trainer_and_for_the_engine(tmp_path, fold
         if pictured:
             assert np.array_equal(group[1].columns["pixel_values"], found["pixel_values"])
     assert [group[0].extra for group in groups] == [{"images": [picture]}, {"images": [{"bytes": text}]}, {}]
-
-
-def test_prompts_with_pictures_need_a_template(folders):
-    with pytest.raises(ConfigError, match="apply_chat_template=True"):
-        PromptTokenizeFn(folders["qwen3_vl"], processor=folders["qwen3_vl"])
-    with pytest.raises(ConfigError, match="processor is the folder"):
-        PromptTokenizeFn(folders["qwen3_vl"], processor=7, apply_chat_template=True)
 
 
 def test_the_report_says_what_was_loaded_of_pictures_and_what_failed(tmp_path, folders, picture):
@@ -467,10 +444,10 @@ def test_damaged_pictures_are_bad_rows(tmp_path, folders):
     names = ("a.png", "a.jpg", "a.webp")
     pictures = [Path(draw(tmp_path / name, 40, 56, each)).read_bytes() for each, name in enumerate(names)]
     for each in range(number):
-        text = base64.b64encode(damaged(rng, pictures[each % 3], spoil_header)).decode()
+        text = base64.b64encode(media.damaged(rng, pictures[each % 3], spoil_header)).decode()
         rows.append(asks({"type": "text", "text": str(each)}, image(text, "base64")))
     knobs = {"num_workers": 2, "batch_size": 8, "bad_rows": BadRows(policy="skip", max=None)}
-    assert_only_some_are_bad(loader_of(tmp_path, folders["qwen3_vl"], *rows, knobs=knobs), number)
+    media.assert_only_some_are_bad(loader_of(tmp_path, folders["qwen3_vl"], *rows, knobs=knobs), number)
 
 
 def test_a_page_of_inspected_rows_shows_small_copies_of_their_pictures(tmp_path, folders, capsys):

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from asyncdata import HardPacking, LengthGrouping, Mix, Part, RowShuffle, Shuffle, SoftPacking
-from asyncdata import Ranks as DataRanks
 from asyncdata.errors import BadRowError, ConfigError, NoSamplesError, PrefetchTimeoutError
 from asyncdata.xtuner import XTunerPacking
 from tests.support import column_fns
 from tests.support.column_fns import NumberedMedia
+from tests.support.faults import until
 from tests.support.loaders import make as make_loader
 from tests.support.loading import NEVER_S, kills, logged, numbered, tokens_of, with_one_more, write_rows
 from tests.support.parts import change
-from tests.support.ranks import Batch, Ranks, Step, make
+from tests.support.ranks import Batch, Ranks, Step, make, stream
 
 Knobs = dict[str, Any]
 NUM_ROWS = 150
@@ -186,12 +186,14 @@ def test_a_copy_that_was_gone_is_found_again_by_the_run_after_the_next(knobs, tm
 
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(rows_of()), path, row_group_size=20)
+    copies = []
     for _ in range(3):
         with make(path, **XTUNER, **knobs, epochs=1) as loader:
             assert sorted(itertools.chain(*packs_of(loader))) == KEPT
             assert loader.num_rows() == len(KEPT)
-        for copy in list((tmp_path / "cache" / "index").glob("*.rows/*.rows"))[:1]:
-            copy.unlink()
+        copies.append(sorted((tmp_path / "cache" / "index").glob("*.rows/*.rows")))
+        copies[-1][0].unlink()
+    assert copies[1] == copies[2] == copies[0]
 
 
 @pytest.mark.parametrize(
@@ -304,16 +306,13 @@ def batches(mix, rank=0, number=NUM_BATCHES, state=None, ahead=lambda loader: No
     """The batches of one rank, and the state after each."""
     found, states = [], []
     settings = {"tokenize_fn": text, "shuffle": SHUFFLE, "batch_size": 2, **settings}
-    with make_loader(mix, ranks=DataRanks(rank=rank, world_size=2), **settings) as loader:
+    with make_loader(mix, ranks={"rank": rank, "world_size": 2}, **settings) as loader:
         if state is not None:
             loader.load_state_dict(state)
-        while len(found) < number:
-            for batch in loader:
-                found.append(pieces_of(batch))
-                ahead(loader)
-                states.append(loader.state_dict())
-                if len(found) == number:
-                    break
+        for batch in itertools.islice(stream(loader), number):
+            found.append(pieces_of(batch))
+            ahead(loader)
+            states.append(loader.state_dict())
     return found, states
 
 
@@ -339,8 +338,7 @@ def test_media_that_are_loaded_ahead_move_no_place(data, kind, workers):
     old, new = mix_of(data, OLD, ".media.jsonl"), mix_of(data, NEW, ".media.jsonl")
 
     def is_read_ahead(loader):
-        while loader.statistics().ready_samples < 100:
-            threading.Event().wait(0.02)
+        until(lambda: loader.statistics().ready_samples >= 100)
 
     def continued(rank, buffer_size, ahead=lambda loader: None):
         _, states = batches(old, rank, buffer_size=buffer_size, ahead=ahead, num_workers=workers, **settings)

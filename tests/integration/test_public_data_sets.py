@@ -53,9 +53,8 @@ class Line(NamedTuple):
 
 
 def lines_of_the_page() -> Iterator[Line]:
-    for name, call, trained, said in re.findall(
-        r"^\| ([^|`]+) \| `([^|`]+\))` \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.M
-    ):
+    cells = r"^\| ([^|`]+) \| `([^|`]+\))` \| (.*?) \| (.*?) \|$"
+    for name, call, trained, said in re.findall(cells, PAGE.read_text(), re.M):
         label, code = (re.search(pattern, cell) for pattern, cell in ((r"label `(.*?)`", trained), (r"AD\d+", said)))
         paths = re.findall("`(.*?)`", re.split(", | that ", trained)[0])
         unread = set(re.findall("`(.*?)`", said))
@@ -178,9 +177,8 @@ def test_what_the_page_says_is_trained_is_trained_and_nothing_that_is_read_is_lo
         else:
             check_answers(row, line.paths, answers_of(sample))
         assert sample.label == (inside(row, line.label) if line.label else None)
-        assert sample.metadata == (
-            {"seed_dataset": "invented"} if "train_turns" in str(row) else row.get("metadata", {})
-        )
+        is_chosen = "train_turns" in str(row)
+        assert sample.metadata == ({"seed_dataset": "invented"} if is_chosen else row.get("metadata", {}))
         served_otherwise = {"metadata", "image", (line.label or "").partition(".")[0]}
         for key in row.keys() - line.unread - served_otherwise:
             assert [each for each in texts(row[key]) if each not in text] == []
@@ -309,28 +307,34 @@ def test_the_state_is_that_of_the_dialect_by_name(tmp_path, fn):
         assert states[0]["fingerprints"] == states[1]["fingerprints"]
 
 
+NULLS = dict.fromkeys(["conversations", "messages", "question", "answer"])
+"""As in Parquet, whose rows have all columns; what is null decides nothing."""
+OF_A_PAIR = ROWS["messages"] | ROWS["question_answer"] | ROWS["prompt_response"]
+"""Columns of a pair beside a chat are no other dialect."""
+OTHERS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "another": (
+        [ROWS["sharegpt"], ROWS["question_answer"]],
+        "AD110 {0}:2 .*of the dialect 'question_answer', not 'sharegpt'.*{0}:1 is of 'sharegpt'",
+    ),
+    "nulls": ([NULLS | ROWS["sharegpt"]] * 2 + [NULLS | ROWS["messages"]], "AD110 {0}:3 .*'messages', not 'sharegpt'"),
+    "either of two": (
+        [ROWS["question_answer"], ROWS["question_answer"] | {"response": "b"}],
+        "AD115 .*'question_answer' and 'question_response' can both be read",
+    ),
+    "a pair": ([OF_A_PAIR, OF_A_PAIR, ROWS["question_answer"]], "AD110 .*'question_answer', not 'messages'"),
+    "a chat": ([ROWS["question_answer"], OF_A_PAIR], "AD110 .*'messages', not 'question_answer'"),
+}
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_row_of_another_dialect_is_bad_and_both_rows_are_named(tmp_path, fn, num_workers):
-    path = written(tmp_path / "rows.jsonl", ROWS["sharegpt"], ROWS["question_answer"])
+@pytest.mark.parametrize(("rows", "message"), OTHERS.values(), ids=OTHERS)
+def test_a_row_of_another_dialect_than_those_before_it_is_bad(tmp_path, fn, rows, message, num_workers):
+    path = written(tmp_path / "rows.jsonl", *rows)
     with in_order(path, fn, num_workers=num_workers) as loader:
-        loader.get_next_batch(1)
-        with pytest.raises(BadRowError) as caught:
+        assert len(loader.get_next_batch(len(rows) - 1)) == len(rows) - 1
+        with pytest.raises(BadRowError, match=message.format(path)) as caught:
             loader.get_next_batch(1)
-    error = caught.value
-    assert (error.code, error.path, error.line) == ("AD110", path, 2)
-    assert "of the dialect 'question_answer', not 'sharegpt'" in error.reason
-    assert f"{path}:1 is of 'sharegpt'" in error.reason
-
-
-def test_what_is_null_decides_nothing(tmp_path, fn):
-    """As in Parquet, whose rows have all columns."""
-    nothing = dict.fromkeys(["conversations", "messages", "question", "answer"])
-    sharegpt, messages = nothing | ROWS["sharegpt"], nothing | ROWS["messages"]
-    path = written(tmp_path / "rows.jsonl", sharegpt, sharegpt, messages)
-    with in_order(path, fn) as loader:
-        loader.get_next_batch(2)
-        with pytest.raises(BadRowError, match=r"AD110 .*rows.jsonl:3 .*'messages', not 'sharegpt'"):
-            loader.get_next_batch(1)
+    assert (caught.value.path, caught.value.line) == (path, len(rows))
 
 
 def test_a_row_of_two_dialects_is_bad(tmp_path, fn):
@@ -375,23 +379,13 @@ def test_what_is_named_is_not_looked_for(tmp_path, fn, settings):
     assert told(events) == []
 
 
-def test_a_row_whose_answer_may_be_either_of_two_is_of_two_dialects(tmp_path, fn):
-    row = ROWS["question_answer"] | {"response": "b"}
-    path = written(tmp_path / "rows.jsonl", ROWS["question_answer"], row)
-    with in_order(path, fn) as loader:
-        loader.get_next_batch(1)
-        with pytest.raises(BadRowError, match=r"AD115 .*'question_answer' and 'question_response' can both be read"):
-            loader.get_next_batch(1)
-
-
 def test_each_part_of_a_mixture_has_its_own(tmp_path, fn):
     """A part of another kind of rows is left alone, and an error names the part."""
     files = {name: written(tmp_path / f"{name}.jsonl", *[row] * 5) for name, row in ROWS.items()}
     files["again"] = written(tmp_path / "again.jsonl", ROWS["alpaca"], ROWS["sharegpt"])
     parts = {name: Part(path) for name, path in files.items()}
-    parts["prompts"] = Part(
-        written(tmp_path / "prompts.jsonl", {"input": "x"}), tokenize_fn=PromptTokenizeFn(fn.tokenizer)
-    )
+    prompts = written(tmp_path / "prompts.jsonl", {"input": "x"})
+    parts["prompts"] = Part(prompts, tokenize_fn=PromptTokenizeFn(fn.tokenizer))
 
     with capture_logs() as events, make(Mix(parts), fn, num_workers=1, bad_rows="skip") as loader:
         loader.get_next_batch(200)
@@ -415,15 +409,3 @@ def test_inspect_shows_which_and_why(tmp_path, fn, capsys):
     assert "of which 3 became samples" in shown.out
     assert main(["inspect", path, "--tokenizer", fn.tokenizer, "--set", "dialect=query_response", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["dialects"] == ["query_response: as requested"]
-
-
-def test_columns_of_a_pair_beside_a_chat_are_no_other_dialect(tmp_path, fn):
-    row = ROWS["messages"] | ROWS["question_answer"] | ROWS["prompt_response"]
-    path = written(tmp_path / "rows.jsonl", row, row, ROWS["question_answer"])
-    with in_order(path, fn) as loader:
-        assert len(loader.get_next_batch(2)) == 2
-        with pytest.raises(BadRowError, match=r"AD110 .*'question_answer', not 'messages'"):
-            loader.get_next_batch(1)
-    with pytest.raises(BadRowError, match=r"AD110 .*'messages', not 'question_answer'"):
-        with in_order(written(tmp_path / "rows.jsonl", ROWS["question_answer"], row), fn) as loader:
-            loader.get_next_batch(2)

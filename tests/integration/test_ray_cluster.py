@@ -10,31 +10,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    AsyncDataLoader,
-    DataLoader,
-    Limits,
-    Mix,
-    Part,
-    PromptTokenizeFn,
-    RayExecutor,
-    RowShuffle,
-    Shuffle,
-    SoftPacking,
-)
+from asyncdata import AsyncDataLoader, Mix, Part, PromptTokenizeFn, RayExecutor, RowShuffle, Shuffle, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, EndOfData, PrefetchTimeoutError, SourceError
+from tests.support import loaders
 from tests.support.column_fns import columned
 from tests.support.faults import until
-from tests.support.loading import (
-    SHUFFLE,
-    every_third_dropped,
-    fails_on_13,
-    hangs_on_13,
-    id_and_text,
-    ids,
-    row_id,
-    write_rows,
-)
+from tests.support.loading import every_third_dropped, fails_on_13, hangs_on_13, id_and_text, ids, row_id, write_rows
 from tests.support.ray_cluster import RayNodes, two_nodes
 from tests.support.worker_fns import as_told, tells_who
 
@@ -59,12 +40,12 @@ def no_actor_is_left(nodes) -> Iterator[None]:
     assert nodes.actors_left() == []
 
 
-def make(path: Any, executor: RayExecutor | None = None, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
-    workers: dict[str, Any] = {"num_workers": 0} if executor is None else {"executor": executor}
-    return DataLoader(path, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "timeout_s": NEVER_S} | workers | knobs)
+def make(path: Any, executor: RayExecutor | None = None, tokenize_fn: Any = row_id, **knobs: Any) -> Any:
+    workers: dict[str, Any] = {"num_workers": 0 if executor is None else None, "executor": executor}
+    return loaders.make(path, tokenize_fn, **{"timeout_s": NEVER_S} | workers | knobs)
 
 
-def delivered(loader: DataLoader) -> tuple[list[Any], dict[str, int], Any]:
+def delivered(loader: Any) -> tuple[list[Any], dict[str, int], Any]:
     """All samples, in order; what was left out, by reason; and what a snapshot counts."""
     found = []
     with loader, pytest.raises(EndOfData):
@@ -147,12 +128,10 @@ def test_a_run_resumes_on_other_workers_with_the_next_sample(tmp_path, first, th
     assert before + after == whole
 
 
-@pytest.mark.parametrize(
-    ("special", "function", "code"), [({"do": "die"}, as_told, "AD423"), ({}, hangs_on_13, "AD422")]
-)
-def test_a_row_that_brings_actors_down_is_found_and_no_other_is_blamed(tmp_path, special, function, code):
-    path = write_rows(tmp_path / "rows.jsonl", 40, {13: special})
-    knobs = {"epochs": 1, "bad_rows": "skip", "limits": Limits(row_timeout_s=1.5), "shuffle": False}
+@pytest.mark.parametrize(("function", "code"), [(as_told, "AD423"), (hangs_on_13, "AD422")])
+def test_a_row_that_brings_actors_down_is_found_and_no_other_is_blamed(tmp_path, function, code):
+    path = write_rows(tmp_path / "rows.jsonl", 40, {13: {"do": "die"}})
+    knobs = {"epochs": 1, "bad_rows": "skip", "limits": {"row_timeout_s": 1.5}, "shuffle": False}
     found, dropped, _ = delivered(make(path, REMOTE, function, **knobs))
     assert [tokens[0] for tokens, *_ in found] == [number for number in range(40) if number != 13]
     assert dropped == {f"bad row {code}": 1}
@@ -246,16 +225,12 @@ def test_a_full_placement_group_is_named_and_what_it_can_never_hold_is_refused(t
     executor = RayExecutor(num_workers=3, placement_group=group, placement_group_bundle=0)
     with make(path, executor) as loader:
         loader.start()
-        told = (
-            "the placement group has no room: 3 actors wanted, 2 started, 0 of 2 CPU free; each needs CPU 1 on one node"
-        )
+        free = "3 actors wanted, 2 started, 0 of 2 CPU free; each needs CPU 1 on one node"
+        told = f"the placement group has no room: {free}"
         until(lambda: [worker.lacks for worker in loader.statistics().workers].count(told) == 1)
         assert len(loader.get_next_batch(10)) == 10
 
-    for more, words in (
-        ({"placement_group_bundle": 9}, "index 9 is invalid"),
-        ({"num_cpus": 8}, "cannot fit into any"),
-    ):
+    for more, words in (({"placement_group_bundle": 9}, "index 9 is invalid"), ({"num_cpus": 8}, "cannot fit into")):
         refused = RayExecutor(num_workers=1, placement_group=group, **more)
         with make(path, refused) as loader, pytest.raises(ConfigError, match=f"^AD497 .*{words}"):
             loader.get_next_batch(1)
@@ -273,7 +248,7 @@ def test_an_async_actor_with_a_running_loop_uses_every_loader(tmp_path, nodes):
         async def both(self) -> tuple[list[int], list[int]]:
             with make(path, REMOTE) as loader:
                 some = ids(loader.get_next_batch(20))
-            async with AsyncDataLoader(path, tokenize_fn=row_id, shuffle=SHUFFLE, executor=REMOTE) as other:
+            async with make(path, REMOTE, face=AsyncDataLoader) as other:
                 return some, ids(await other.get_next_batch(20))
 
     actor = ray.remote(Manager).options(num_cpus=0).remote()

@@ -1,4 +1,4 @@
-"""d"""
+"""Orders of single rows: slime's, slices and parts; their index, which is kept; and arrays, which have them too."""
 
 import errno
 import gzip
@@ -161,11 +161,7 @@ def test_the_number_of_batches_is_that_of_a_loop(path, settings, drop_last, worl
 
 
 def test_the_number_of_batches_is_refused_where_rows_may_be_dropped(path):
-    for settings in (
-        {"shuffle": "full"},
-        {"shuffle": True},
-        {"shuffle": RowShuffle(only_kept=True), "batch_size": None},
-    ):
+    for settings in ({}, {"shuffle": True}, {"shuffle": RowShuffle(only_kept=True), "batch_size": None}):
         with loader(path, **{"batch_size": 4} | settings) as steps, pytest.raises(ConfigError, match="AD443"):
             steps.num_batches()
 
@@ -278,16 +274,6 @@ def parquet(tmp_path) -> Path:
     return tmp_path / "rows.parquet"
 
 
-def test_a_copy_that_is_gone_is_made_anew(parquet, tmp_path):
-    with loader(parquet, "full", folder=tmp_path / "kept") as data:
-        expected = ids(data.get_next_batch(50))
-    (copy,) = (tmp_path / "kept" / "index").glob("*.rows/*.rows")
-    copy.unlink()
-    with loader(parquet, "full", folder=tmp_path / "kept") as data:
-        assert ids(data.get_next_batch(50)) == expected
-    assert copy.exists()
-
-
 def test_a_copy_that_is_not_kept_is_gone_with_its_loader(parquet, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with loader(parquet, "full", folder="") as data:
@@ -323,8 +309,13 @@ def test_an_index_that_cannot_be_kept_costs_only_the_next_run_time(path, tmp_pat
 
 # The rows of an index are in a file, which is mapped
 
-TORN_WRITES = """
-import os, signal
+PROGRAM = f"""
+import os, signal, sys
+from asyncdata import DataLoader
+from asyncdata.loader import opened_rows
+from tests.support.loading import row_id
+path, folder, stop, torn = *sys.argv[1:3], *map(int, sys.argv[3:])
+opened_rows._INDEX_BLOCK_BYTES = 4096
 write, num_writes = os.pwrite, 0
 def torn_write(fd, data, offset):
     global num_writes
@@ -334,20 +325,11 @@ def torn_write(fd, data, offset):
         os.kill(os.getpid(), signal.SIGKILL)
     return write(fd, data, offset)
 os.pwrite = torn_write
-"""
-"""The process dies in its write number ``stop``, of which ``torn`` bytes are written; both are the program's names."""
-PROGRAM = f"""
-import sys
-from asyncdata import DataLoader
-from asyncdata.loader import opened_rows
-from tests.support.loading import row_id
-path, folder, stop, torn = *sys.argv[1:3], *map(int, sys.argv[3:])
-opened_rows._INDEX_BLOCK_BYTES = 4096
-{TORN_WRITES}
 with DataLoader(path, tokenize_fn=row_id, shuffle="full", num_workers=0, cache={{"folder": folder}}) as data:
     print([int(sample.tokens[0]) for sample in data.get_next_batch({NUM_ROWS})])
     print([line.split()[4] for line in open("/proc/self/maps").read().splitlines() if line.endswith(".places")])
 """
+"""The process dies in its write number ``stop``, of which ``torn`` bytes are written."""
 
 
 def run(path: Path, folder: Path, stop: int = 0, torn: int = 0) -> list[str]:

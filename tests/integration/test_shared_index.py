@@ -3,7 +3,8 @@
 import itertools
 import json
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +47,32 @@ def path(jsonl_file):
     return jsonl_file([{"id": number, "n": number * 7 % 17} for number in range(NUM_ROWS)])
 
 
-def epoch_of_all(
-    path: Any, world_size: int, meeting: Meeting | None, knobs: Any = None, round_up: bool = True, **settings: Any
-) -> list[Any]:
-    """The batches of one epoch of each rank. ``knobs``: by rank."""
+@contextmanager
+def loaders_of(
+    path: Any, world_size: int, meeting: Meeting | None, knobs: Any = None, ranks: Any = None, **settings: Any
+) -> Iterator[list[Any]]:
+    """A loader of each rank. ``knobs``: by rank. A list of paths has one for each, too."""
     with ExitStack() as stack:
         loaders = []
         for rank in range(world_size):
-            exchange = None if meeting is None else meeting.of(rank)
-            ranks = asyncdata.Ranks(rank=rank, world_size=world_size, exchange=exchange, round_up=round_up)
-            own = {"cache": {"folder": ""}, "seed": 3, "epochs": 1, "tokenize_fn": numbered, **settings}
-            own |= knobs[rank] if knobs else {}
-            loaders.append(stack.enter_context(make(path, ranks=ranks, **own)))
-        iterators = [iter(loader) for loader in loaders]
-        found: list[Any] = [[] for _ in loaders]
-        for batches in itertools.zip_longest(*iterators):
-            for rank, batch in enumerate(batches):
-                found[rank].append(batch)
-    return found
+            exchange = meeting and meeting.of(rank)
+            of_rank = {"rank": rank, "world_size": world_size, "exchange": exchange, **(ranks or {})}
+            own = {"cache": {"folder": ""}, "tokenize_fn": numbered, **settings, **(knobs[rank] if knobs else {})}
+            source = path[rank] if isinstance(path, list) else path
+            loaders.append(stack.enter_context(make(source, ranks=of_rank, **own)))
+        if meeting is not None:
+            stack.callback(meeting.end)
+        yield loaders
+
+
+def epochs_of(loaders: list[Any]) -> list[Any]:
+    """The batches of one epoch of each rank."""
+    return [list(batches) for batches in zip(*itertools.zip_longest(*loaders), strict=True)]
+
+
+def epoch_of_all(path: Any, world_size: int, meeting: Meeting | None, knobs: Any = None, **settings: Any) -> list[Any]:
+    with loaders_of(path, world_size, meeting, knobs, **{"seed": 3, "epochs": 1} | settings) as loaders:
+        return epochs_of(loaders)
 
 
 @pytest.mark.parametrize(("plan", "world_size"), each_value(PLANS, [2, 3, 5]))
@@ -120,7 +129,7 @@ def test_from_a_store_each_rank_fetches_its_own_rows(plan):
 @pytest.mark.parametrize("plan", ["xtuner", "soft", "rows"])
 def test_each_row_is_counted_by_one_rank_and_tokenized_by_its_own(path, plan):
     calls = Calls(numbered)
-    epoch_of_all(path, 4, Meeting(4), tokenize_fn=calls, round_up=False, **PLANS[plan])
+    epoch_of_all(path, 4, Meeting(4), tokenize_fn=calls, ranks={"round_up": False}, **PLANS[plan])
     twice = sum(number == 2 for row, number in calls.of_row.items() if row * 7 % 17)
     assert twice >= 0.9 * NUM_ROWS * 16 / 17  # but for those of packs at the end, which are every rank's
     assert sum(calls.of_row.values()) < 2.3 * NUM_ROWS  # the canaries are every rank's, too
@@ -158,14 +167,8 @@ def test_ranks_with_one_folder_have_its_rows_in_one_file_from_the_first_start_on
         with open("/proc/self/maps") as maps:
             return sum(line.startswith(str(tmp_path), line.find("/")) and ".places" in line for line in maps)
 
-    meeting = Meeting(3)
-    with ExitStack() as stack:
-        batches = []
-        for rank in range(3):
-            ranks = asyncdata.Ranks(rank=rank, world_size=3, exchange=meeting.of(rank))
-            knobs = {"cache": {"folder": str(tmp_path)}, "tokenize_fn": numbered, "ranks": ranks, **PLANS["hard"]}
-            batches.append(iter(stack.enter_context(make(path, **knobs))))
-        stack.callback(meeting.end)
+    with loaders_of(path, 3, Meeting(3), cache={"folder": str(tmp_path)}, **PLANS["hard"]) as loaders:
+        batches = list(map(iter, loaders))
         for one in batches:
             next(one)
         while num_mapped() < 3:  # one rank writes; the others look again whenever they fill a window
@@ -185,16 +188,9 @@ def test_a_rank_that_is_closed_early_leaves_the_index_for_others_to_write(path, 
     meeting.end()
 
 
-def failures_of(path: Any, meeting: Meeting, num_ranks: int, world_size: int, **settings: Any) -> list[BaseException]:
+def failures_of(path: Any, num_ranks: int) -> list[BaseException]:
     """The error with which each rank's first batch ends."""
-    with ExitStack() as stack:
-        loaders = []
-        for rank in range(num_ranks):
-            sources = path if isinstance(path, list) else [path] * num_ranks
-            ranks = asyncdata.Ranks(rank=rank, world_size=world_size, exchange=meeting.of(rank), exchange_timeout_s=60)
-            knobs = {"cache": {"folder": ""}, "tokenize_fn": numbered, **PLANS["soft"], **settings}
-            loaders.append(stack.enter_context(make(sources[rank], ranks=ranks, **knobs)))
-        stack.callback(meeting.end)
+    with loaders_of(path, num_ranks, Meeting(num_ranks), ranks={"exchange_timeout_s": 60}, **PLANS["soft"]) as loaders:
         errors = []
         for loader in loaders:
             with pytest.raises(asyncdata.errors.AsyncDataError) as caught:
@@ -205,7 +201,7 @@ def failures_of(path: Any, meeting: Meeting, num_ranks: int, world_size: int, **
 
 def test_ranks_with_other_data_are_named(path, jsonl_file):
     other = jsonl_file([{"id": 0, "n": 3}], "other.jsonl")
-    errors = failures_of([path, other, path], Meeting(3), 3, 3)
+    errors = failures_of([path, other, path], 3)
     assert all(isinstance(error, ConfigError) and "AD487" in str(error) for error in errors)
     assert "rank 1 counts other rows than rank 0" in str(errors[0])
 
@@ -215,7 +211,7 @@ def test_a_bad_row_ends_all_ranks_with_the_same_error(jsonl_file):
     rows[200] = "{"
     path = jsonl_file([{"id": 0, "n": 1}], "bad.jsonl")
     Path(path).write_text("\n".join(rows) + "\n")
-    errors = failures_of(path, Meeting(2), 2, 2)
+    errors = failures_of(path, 2)
     assert all(isinstance(error, BadRowError) and ":201" in str(error) for error in errors)
 
 
@@ -226,13 +222,7 @@ def test_a_rank_that_is_closed_is_named_by_the_others(path):
         gate.wait()
         return numbered(row)
 
-    meeting = Meeting(3)
-    with ExitStack() as stack:
-        loaders = []
-        for rank in range(3):
-            ranks = asyncdata.Ranks(rank=rank, world_size=3, exchange=meeting.of(rank))
-            loader = make(path, waits, ranks=ranks, cache={"folder": ""}, **PLANS["soft"])
-            loaders.append(stack.enter_context(loader))
+    with loaders_of(path, 3, Meeting(3), tokenize_fn=waits, **PLANS["soft"]) as loaders:
         threading.Thread(target=loaders[2].close).start()
         gate.set()
         for loader in loaders[:2]:
@@ -310,7 +300,7 @@ def test_a_fault_where_answers_are_taken_in_ends_the_run(path, monkeypatch):
         raise RuntimeError("injected")
 
     change(monkeypatch, reply_of_a_shared_index=fails)
-    errors = failures_of(path, Meeting(2), 2, 2)
+    errors = failures_of(path, 2)
     assert all("AD486" in str(error) and "injected" in str(error) for error in errors)
 
 
@@ -324,25 +314,16 @@ def test_settings_for_which_nothing_can_be_shared_are_refused(path):
 
 def test_a_restore_while_rows_are_counted_goes_on_with_the_round(path):
     expected = epoch_of_all(path, 2, None, **PLANS["soft"])
-    meeting, gate = Meeting(2), threading.Event()
+    gate = threading.Event()
 
     def waits(row: Knobs) -> Any:
         if row["id"] == 100:
             gate.wait()
         return numbered(row)
 
-    with ExitStack() as stack:
-        loaders = []
-        for rank in range(2):
-            ranks = asyncdata.Ranks(rank=rank, world_size=2, exchange=meeting.of(rank))
-            knobs = {"cache": {"folder": ""}, "seed": 3, "epochs": 1, **PLANS["soft"]}
-            loaders.append(stack.enter_context(make(path, waits, ranks=ranks, **knobs)))
+    with loaders_of(path, 2, Meeting(2), tokenize_fn=waits, seed=3, epochs=1, **PLANS["soft"]) as loaders:
         state = loaders[0].state_dict()
         for loader in loaders:
             loader.load_state_dict(state)
         gate.set()
-        found: list[Any] = [[], []]
-        for batches in itertools.zip_longest(*map(iter, loaders)):
-            for rank, batch in enumerate(batches):
-                found[rank].append(batch)
-    assert found == expected
+        assert epochs_of(loaders) == expected

@@ -1,7 +1,6 @@
 """Ranks that divide what they read have the same batches for fewer rows, whatever becomes of the other ranks."""
 
 import gzip
-import json
 import subprocess
 import sys
 import threading
@@ -16,15 +15,14 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-import asyncdata
 from asyncdata import JsonlSource, Mix, Part, Shuffle
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from tests.support import column_fns
 from tests.support.examples import each_value
 from tests.support.faults import until
-from tests.support.loading import NEVER_S, ids, kills_on_13, row_id
+from tests.support.loading import NEVER_S, ids, kills_on_13, row_id, write_rows
 from tests.support.parts import change
-from tests.support.ranks import WAYS, Calls, Meeting, Ranks, lengths, make, write
+from tests.support.ranks import WAYS, Calls, Meeting, Ranks, lengths, make, stream, write
 
 NUM_TOKENS = 6000
 ONLINE = {name: way for name, way in WAYS.items() if not way.get("plan_packs")}
@@ -56,11 +54,8 @@ def test_batches_and_states_are_those_without_an_exchange(path, way, world_size,
 
 
 def test_parts_of_a_mixture_are_divided(tmp_path):
-    sizes = {"a": 3000, "b": 1500, "c": 400}
-    parts = {
-        name: write(tmp_path / f"{name}.jsonl", lengths(size, 30, seed))
-        for seed, (name, size) in enumerate(sizes.items())
-    }
+    sizes = [("a", 3000), ("b", 1500), ("c", 400)]
+    parts = {n: write(tmp_path / f"{n}.jsonl", lengths(size, 30, seed)) for seed, (n, size) in enumerate(sizes)}
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(parts["c"].read_bytes()))
     mix = Mix({"a": Part(parts["a"], weight=2), "b": parts["b"], "c": JsonlSource(str(tmp_path / "c.jsonl.gz"))})
     calls, calls_alone = Calls(), Calls()
@@ -83,12 +78,9 @@ def divided(monkeypatch):
 
 def batches_of(rank, path, number, exchange=None, **settings):
     """The first batches of one of two ranks."""
-    ranks = asyncdata.Ranks(rank=rank, world_size=2, exchange=exchange)
-    found: list[Any] = []
+    ranks = {"rank": rank, "world_size": 2, "exchange": exchange}
     with make(path, ranks=ranks, batch_size=2, **settings) as loader:
-        while len(found) < number:
-            found += islice(loader, number - len(found))
-    return found
+        return list(islice(stream(loader), number))
 
 
 def at_the_same_time(*functions):
@@ -183,8 +175,7 @@ def test_a_rank_that_does_not_read_is_waited_for_once_and_asked_again_when_it_re
     with capture_logs() as logs, Ranks(path, 2, exchanges=meeting_of(2), **settings) as ranks:
         found = [[] for _ in ranks.loaders]
         for rank, loader in enumerate(ranks.loaders):  # the second evaluates while the first reads
-            while len(found[rank]) < 150:
-                found[rank] += islice(loader, 150 - len(found[rank]))
+            found[rank] += islice(stream(loader), 150)
             if rank == 0:
                 alone = reasons(logs)
         while True:  # both read
@@ -255,8 +246,7 @@ def test_a_bad_row_is_that_of_every_rank(path, policy):
 
 @pytest.mark.usefixtures("divided")
 def test_a_row_that_kills_workers_is_found_by_every_rank(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(60)))
+    path = write_rows(tmp_path / "rows.jsonl", 60)
     settings = {"tokenize_fn": kills_on_13, "collate_fn": ids, "num_workers": 1, "bad_rows": "skip", "epochs": 1}
     exchanges = meeting_of(2)
     found = at_the_same_time(*(partial(batches_of, rank, path, 15, exchanges[rank], **settings) for rank in range(2)))
@@ -267,7 +257,7 @@ def test_a_row_that_kills_workers_is_found_by_every_rank(tmp_path):
 def test_what_cannot_be_divided_is_refused(path, tmp_path):
     packed = tmp_path / "rows.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=Meeting(2).of(0))
+    ranks = {"rank": 0, "world_size": 2, "exchange": Meeting(2).of(0)}
     with pytest.raises(ConfigError, match="AD487 .*from front to back have none"):
         make(packed, ranks=ranks)
 
@@ -280,7 +270,7 @@ def test_scans_that_were_awaited_before_another_epoch_are_not_made(path):
         has_left.wait(NEVER_S)
         return [data, b""]
 
-    ranks = asyncdata.Ranks(rank=0, world_size=2, exchange=leaves_late)
+    ranks = {"rank": 0, "world_size": 2, "exchange": leaves_late}
     with make(path, calls, ranks=ranks, shuffle=Shuffle(block_bytes=512, window_blocks=10_000), epochs=2) as loader:
         for epoch in range(2):
             loader.set_epoch(epoch)
@@ -357,11 +347,8 @@ print("whole")
 @pytest.mark.thorough
 def test_an_exchange_over_gloo_returns_what_each_rank_sent_short_or_long(tmp_path):
     pytest.importorskip("torch")
-    command = [sys.executable, "-W", "error", "-c", EXCHANGE]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-        for rank in range(3)
-    ]
+    command, settings = [sys.executable, "-W", "error", "-c", EXCHANGE], {"stdout": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path / "store")], **settings) for rank in range(3)]
     assert [rank.communicate(timeout=240)[0].strip() for rank in ranks] == ["whole"] * 3
 
 

@@ -143,9 +143,8 @@ class Runs(RuleBasedStateMachine):
         for _ in range(number):
             epoch, offset = (state.epoch, state.offset) if state.offset < NUM_ROWS else (state.epoch + 1, 0)
             group = Group(state.num_groups, label_at(self.order, epoch, offset))
-            state = state._replace(
-                epoch=epoch, offset=offset + 1, num_groups=state.num_groups + 1, out=(*state.out, group)
-            )
+            place = {"epoch": epoch, "offset": offset + 1, "num_groups": state.num_groups + 1}
+            state = state._replace(**place, out=(*state.out, group))
         return state
 
     def served(self, groups, expected):

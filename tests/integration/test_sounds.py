@@ -12,29 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncdata import (
-    BadRows,
-    ChatTokenizeFn,
-    DataLoader,
-    IterableSource,
-    PackedCollator,
-    PaddedCollator,
-    Processor,
-    PromptTokenizeFn,
-)
+import asyncdata as ad
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
-from tests.support.media import (
-    ANSWER,
-    asks,
-    assert_only_some_are_bad,
-    damaged,
-    loaded,
-    loader_of,
-    save_sound_processor,
-    sound_processor_of,
-    write_sound,
-    written,
-)
+from tests.support import media
+from tests.support.media import ANSWER, asks, loaded, loader_of, sound_processor_of, write_sound, written
 from tests.support.media import SOUND_FAMILIES as FAMILIES
 from tests.support.parts import main
 
@@ -50,7 +31,7 @@ HEAVY = ("input_features", "feature_attention_mask", "input_features_mask")
 def folders(tmp_path_factory):
     """A processor of each family."""
     folder = tmp_path_factory.mktemp("processors")
-    return {family: save_sound_processor(folder / family, family) for family in FAMILIES}
+    return {family: media.save_sound_processor(folder / family, family) for family in FAMILIES}
 
 
 @pytest.fixture
@@ -95,7 +76,7 @@ def test_samples_have_the_tokens_and_features_of_the_processor(tmp_path, folders
             assert np.array_equal(sample.columns[name], found[name][0])
 
         num_sounds += len(waves)
-        batch = PaddedCollator(keys="transformers")([sample])
+        batch = ad.PaddedCollator(keys="transformers")([sample])
         for name in {*HEAVY} & {*found}:
             values = batch[name]
             assert values.dtype == found[name].dtype
@@ -140,16 +121,19 @@ def test_a_sound_may_be_named_in_all_ways_that_people_have(tmp_path, folders, so
         assert np.array_equal(sample.columns["input_features"], found[0].columns["input_features"])
 
     examples = [asks({"type": "audio"}) | {"audio": {"array": samples, "sampling_rate": rate}}]
-    fn = ChatTokenizeFn(folders["gemma4"], processor=Processor())
-    with DataLoader(IterableSource(lambda _: examples), tokenize_fn=fn, num_workers=0, epochs=1) as loader:
+    fn = ad.ChatTokenizeFn(folders["gemma4"], processor=ad.Processor())
+    with ad.DataLoader(ad.IterableSource(lambda _: examples), tokenize_fn=fn, num_workers=0, epochs=1) as loader:
         (sample,) = loader.get_next_batch(1)
     assert np.array_equal(sample.columns["input_features"], found[0].columns["input_features"])
 
 
 def test_a_setting_of_sounds_is_in_the_fingerprint_if_it_is_no_default(folders):
-    folder = folders["gemma4"]
-    made = [Processor(), Processor(long_sounds="refuse"), Processor(long_sounds="cut"), Processor(audios_key="voices")]
-    digests = [ChatTokenizeFn(folder, processor=each).settings_digest() for each in made]
+    folder, settings = (
+        folders["gemma4"],
+        [{}, {"long_sounds": "refuse"}, {"long_sounds": "cut"}, {"audios_key": "voices"}],
+    )
+    made = [ad.ChatTokenizeFn(folder, processor=ad.Processor(**each)) for each in settings]
+    digests = [each.settings_digest() for each in made]
     assert digests[0] == digests[1]
     assert len({*digests}) == 3
 
@@ -267,7 +251,7 @@ def test_a_sound_that_is_longer_than_the_processor_uses_may_be_cut_and_is_counte
     wave = load_audio(path, RATE, backend="soundfile")
     wanted = processor(text=[text], audio=[wave], return_tensors="np", sampling_rate=RATE)
     assert sample.tokens.tolist() == wanted["input_ids"][0].tolist()
-    batch = PaddedCollator(keys="transformers")([sample])
+    batch = ad.PaddedCollator(keys="transformers")([sample])
     for name in {*HEAVY} & {*wanted}:
         assert np.array_equal(batch[name], wanted[name])
 
@@ -289,10 +273,11 @@ def test_features_count_whole_with_their_padding(tmp_path, folders, family):
 def test_a_pack_has_the_sounds_of_its_documents_as_the_model_takes_them(tmp_path, folders, family):
     rows = [asks(audio(write_sound(tmp_path / f"{each}.wav", 0.3 + each, seed=each))) for each in range(2)]
     samples = loaded(tmp_path, folders[family], *rows, asks("no sound"))
-    for collator, batch, text in ((PackedCollator, [samples], [samples[2:]]), (PaddedCollator, samples, samples[2:])):
+    packed, padded = (ad.PackedCollator, [samples], [samples[2:]]), (ad.PaddedCollator, samples, samples[2:])
+    for collator, batch, text in (packed, padded):
         found = collator(keys="transformers")(batch)
         assert "num_audio_frames" not in found
-        whole = [PaddedCollator(keys="transformers")([sample]) for sample in samples[:2]]
+        whole = [ad.PaddedCollator(keys="transformers")([sample]) for sample in samples[:2]]
         for name in {*HEAVY} & {*found}:
             longest = whole[1][name].shape[1]
             assert found[name].shape[:2] == (2, longest)
@@ -302,7 +287,7 @@ def test_a_pack_has_the_sounds_of_its_documents_as_the_model_takes_them(tmp_path
         assert (found["position_ids"].ndim == 3) == (family == "qwen2_5_omni")
         assert not any(name in collator(keys="transformers")(text) for name in HEAVY)
 
-    of_rows = PaddedCollator(keys="verl")(samples)["multi_modal_inputs"]
+    of_rows = ad.PaddedCollator(keys="verl")(samples)["multi_modal_inputs"]
     assert [len(inputs) for inputs in of_rows] == [2, 2, 0]
     assert of_rows[0]["input_features"].shape == whole[0]["input_features"].shape
 
@@ -310,8 +295,8 @@ def test_a_pack_has_the_sounds_of_its_documents_as_the_model_takes_them(tmp_path
 def test_prompts_say_their_sounds(tmp_path, folders, sound):
     rows = written(tmp_path, [{"input": [{"role": "user", "content": "<audio>?"}], "audios": [sound]}])
     folder = folders["qwen2_audio"]
-    fn = PromptTokenizeFn(folder, processor=folder, apply_chat_template=True)
-    with DataLoader(rows, tokenize_fn=fn, num_workers=0, epochs=1) as loader:
+    fn = ad.PromptTokenizeFn(folder, processor=folder, apply_chat_template=True)
+    with ad.DataLoader(rows, tokenize_fn=fn, num_workers=0, epochs=1) as loader:
         (sample,) = loader.get_next_batch(1)
     assert sample.extra == {"audios": [sound]}
     assert sample.prompt.count("<|AUDIO|>") == 1
@@ -329,10 +314,12 @@ def test_damaged_sounds_are_bad_rows(tmp_path, folders):
     ends = ("wav", "flac", "ogg", "mp3", "aiff")
     whole = [Path(write_sound(tmp_path / f"a.{end}", 0.3)).read_bytes() for end in ends]
     for each in range(number):
-        (tmp_path / f"{each}").write_bytes(damaged(rng, whole[each % len(whole)], spoil_header))
+        (tmp_path / f"{each}").write_bytes(media.damaged(rng, whole[each % len(whole)], spoil_header))
         rows.append(asks(f"{each}", audio(str(tmp_path / f"{each}"))))
-    knobs = {"num_workers": 2, "batch_size": 8, "bad_rows": BadRows(policy="skip", max=None)}
-    assert_only_some_are_bad(loader_of(tmp_path, folders["gemma4"], *rows, knobs=knobs, long_sounds="cut"), number)
+    knobs = {"num_workers": 2, "batch_size": 8, "bad_rows": ad.BadRows(policy="skip", max=None)}
+    media.assert_only_some_are_bad(
+        loader_of(tmp_path, folders["gemma4"], *rows, knobs=knobs, long_sounds="cut"), number
+    )
 
 
 def test_a_page_of_inspected_rows_names_sounds(tmp_path, folders, sound):

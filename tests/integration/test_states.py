@@ -4,48 +4,28 @@ import copy
 import gzip
 import json
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncdata import BadRows, DataLoader, HardPacking, LengthGrouping, RowShuffle, Sample, Shuffle, SoftPacking
-from asyncdata.errors import (
-    AsyncDataError,
-    EndOfData,
-    FilterError,
-    NoSamplesError,
-    QuarantineError,
-    SnapshotError,
-    SnapshotMismatchError,
-    SourceError,
-    WorkerError,
-)
+from asyncdata import BadRows, HardPacking, LengthGrouping, RowShuffle, Sample, Shuffle, SoftPacking, errors
 from asyncdata.xtuner import XTunerPacking
-from tests.support import worker_fns
+from tests.support import loading, worker_fns
 from tests.support.examples import each_value
 from tests.support.faults import until
 from tests.support.loaders import make, resumed, state_after
-from tests.support.loading import (
-    NEVER_S,
-    NUM_ROWS,
-    all_dropped,
-    every_third_dropped,
-    fails_on_13,
-    ids,
-    in_batches,
-    order_of,
-    row_id,
-    write_rows,
-)
+from tests.support.loading import NUM_ROWS, fails_on_13, ids, in_batches, order_of, row_id, write_rows
 from tests.support.parts import change, real
+from tests.support.sources import jsonl, write
 
 
-def refused(path: Path, state: dict[str, Any], tokenize_fn: Any = row_id, **knobs: Any) -> SnapshotMismatchError:
+def refused(path: Path, state: dict[str, Any], tokenize_fn: Any = row_id, **knobs: Any) -> errors.SnapshotMismatchError:
     """Why the state is refused; the loader continues unchanged."""
     with make(path, tokenize_fn, **knobs) as loader:
         seen = ids(loader.get_next_batch(5))
-        with pytest.raises(SnapshotMismatchError) as caught:
+        with pytest.raises(errors.SnapshotMismatchError) as caught:
             loader.load_state_dict(state)
         seen += ids(loader.get_next_batch(5))
     with make(path, tokenize_fn, **knobs) as loader:
@@ -53,40 +33,11 @@ def refused(path: Path, state: dict[str, Any], tokenize_fn: Any = row_id, **knob
     return caught.value
 
 
-def state_with_canaries(path: Path, tokenize_fn: Any = row_id) -> dict[str, Any]:
-    with make(path, tokenize_fn) as loader:
-        loader.get_next_batch(20)
+def state_with_canaries(path: Path, tokenize_fn: Any = row_id, number: int = 20, **knobs: Any) -> dict[str, Any]:
+    with make(path, tokenize_fn, **knobs) as loader:
+        loader.get_next_batch(number)
         until(lambda: loader.state_dict()["canaries"])
         return loader.state_dict()
-
-
-def test_another_seed_is_refused_or_begins_the_next_epoch(path):
-    state = state_after(path, 20)
-    error = refused(path, state, seed=7)
-    assert str(error).startswith("AD603 ")
-    assert "seed: saved 42, present 7" in str(error)
-    assert error.differences == {"seed": (42, 7)}
-    found = resumed(path, state, 5, allow_changed={"seed"}, seed=7)
-    assert found == order_of(path, 2, seed=7)[NUM_ROWS : NUM_ROWS + 5]
-
-
-def test_other_data_is_refused_or_begins_the_next_epoch(path, tmp_path):
-    state = state_after(path, 20)
-    path = write_rows(tmp_path / "other.jsonl", 120)
-    error = refused(path, state)
-    assert set(error.differences) == {"data"}
-    assert "other.jsonl is new" in str(error)
-    assert resumed(path, state, 5, allow_changed=["data"]) == order_of(path, 2)[120:125]
-
-
-def test_data_is_known_by_its_content_and_not_by_its_place(path, tmp_path):
-    state = state_after(path, 20)
-    moved = tmp_path / "elsewhere" / path.name
-    moved.parent.mkdir()
-    path.rename(moved)
-    assert resumed(moved, state, 5) == order_of(moved)[20:25]
-    moved.write_bytes(moved.read_bytes().replace(b'"id": 55', b'"id": 99'))
-    assert "rows.jsonl has other content" in str(refused(moved, state))
 
 
 def test_another_function_is_refused_or_goes_on(path):
@@ -116,7 +67,7 @@ def test_other_tokens_of_the_same_function_are_found_by_canaries(path, tmp_path)
     with make(path, function) as loader:
         loader.load_state_dict(state)
         for _ in range(2):
-            with pytest.raises(SnapshotMismatchError, match="^AD603 the tokenize function gives other tokens"):
+            with pytest.raises(errors.SnapshotMismatchError, match="^AD603 the tokenize function gives other tokens"):
                 loader.get_next_batch(1)
         loader.load_state_dict(state, allow_changed={"tokenize_fn"})
         assert ids(loader.get_next_batch(5)) == [number + 1000 for number in order_of(path)[20:25]]
@@ -142,8 +93,7 @@ def test_other_tokens_of_the_same_function_are_found_by_canaries(path, tmp_path)
 def test_a_place_that_does_not_exist_is_refused_and_nothing_is_passed_over(path, tmp_path, knobs, place):
     knobs = {"batch_size": 2, **knobs}
     if knobs.pop("is_stream", False):
-        path = tmp_path / "rows.jsonl.gz"
-        path.write_bytes(gzip.compress((tmp_path / "rows.jsonl").read_bytes()))
+        path = write(tmp_path / "rows.jsonl.gz", gzip.compress(path.read_bytes()))
     with make(path, **knobs) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -151,7 +101,7 @@ def test_a_place_that_does_not_exist_is_refused_and_nothing_is_passed_over(path,
 
     with make(path, **knobs) as loader:
         loader.load_state_dict(state)
-        with pytest.raises(SnapshotError, match=r"AD602 .*position"):
+        with pytest.raises(errors.SnapshotError, match=r"AD602 .*position"):
             next(iter(loader))
         loader.set_epoch(1)
         next(iter(loader))
@@ -196,12 +146,10 @@ ids_of.version = 1
 
 @pytest.fixture
 def loader_of(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f'{{"n": {number}}}\n' for number in range(400)))
-    settings = {"batch_size": 2, "num_workers": 0, "epochs": 3, "timeout_s": NEVER_S}
-    settings["cache"] = {"folder": str(tmp_path)}
+    path = write(tmp_path / "rows.jsonl", jsonl({"n": number} for number in range(400)))
+    settings = {"batch_size": 2, "epochs": 3, "shuffle": True, "cache": {"folder": str(tmp_path)}}
     with ExitStack() as opened:
-        yield lambda kind: opened.enter_context(DataLoader(str(path), tokenize_fn=ids_of, **settings | KINDS[kind]))
+        yield lambda kind: opened.enter_context(make(path, ids_of, **settings | KINDS[kind]))
 
 
 def places(value, place=()):
@@ -245,7 +193,7 @@ def test_a_state_with_one_other_value_is_loaded_or_refused(loader_of, kind):
         for value in (*WRONG, GONE):
             try:
                 loader.load_state_dict(with_another(state, place, value))
-            except SnapshotError:
+            except errors.SnapshotError:
                 num_refused += 1
     assert num_refused > 700
     loader.load_state_dict(state)
@@ -261,7 +209,7 @@ def test_a_number_that_no_run_has_is_refused(loader_of, kind, name):
     state = state_of(loader_of(kind))
     wrong = [{name: [0, 0, -1] if name == "last" else -1}, {"world_size": 0, "num_gone": 1}]
     for other in wrong if kind == "grouped packs" else wrong[:1]:
-        with pytest.raises(SnapshotError, match="^AD602 "):
+        with pytest.raises(errors.SnapshotError, match="^AD602 "):
             loader_of(kind).load_state_dict({**state, "packing": state["packing"] | other})
 
 
@@ -276,9 +224,7 @@ def numbered(jsonl_file):
     )
 
 
-def make_ahead(path: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
-    settings = {"shuffle": IN_ORDER, "num_workers": 0, "timeout_s": NEVER_S}
-    return DataLoader(path, tokenize_fn=tokenize_fn, **settings | knobs)
+make_ahead = partial(make, shuffle=IN_ORDER)
 
 
 def counting(tokenize_fn: Any, seen: list[int]) -> Any:
@@ -301,23 +247,27 @@ def test_nothing_is_read_beyond_the_last_epoch(numbered, epochs):
         until(lambda: loader.state_dict()["canaries"])
         assert loader.statistics().ready_samples == 20 * epochs
         assert ids(loader.get_next_batch(20 * epochs)) == [*range(20)] * epochs
-        with pytest.raises(EndOfData):
+        with pytest.raises(errors.EndOfData):
             loader.get_next_batch(1)
     assert len(seen) == 20 * epochs + 4, "and the fixed rows"
 
 
 @pytest.mark.parametrize(
     ("function", "knobs"),
-    [(all_dropped, {}), (fails_on_13, {"bad_rows": "raise"}), (fails, {"bad_rows": BadRows(policy="skip", max=5)})],
+    [
+        (loading.all_dropped, {}),
+        (fails_on_13, {"bad_rows": "raise"}),
+        (fails, {"bad_rows": BadRows(policy="skip", max=5)}),
+    ],
     ids=["an epoch without a sample", "a bad row that stops it", "one bad row too many"],
 )
 def test_nothing_is_read_beyond_what_stops_the_stream(numbered, function, knobs):
     """Or a wrong key would read a terabyte before anybody is told."""
     seen: list[int] = []
-    path = numbered(100 if function is all_dropped else 5000)
+    path = numbered(100 if function is loading.all_dropped else 5000)
     with make_ahead(path, counting(function, seen), buffer_size=4, **knobs) as loader:
         for _ in range(3):
-            with pytest.raises(AsyncDataError):
+            with pytest.raises(errors.AsyncDataError):
                 loader.get_next_batch(20)
     assert len(seen) < 300
 
@@ -349,24 +299,13 @@ def test_rows_go_to_workers_between_the_scans_of_the_next_window(numbered, monke
     assert max(scans_between_rows) <= 2, "one, and the canaries'"
 
 
-def test_what_fails_comes_after_the_rows_before_it_and_at_every_later_call(tmp_path):
-    files = [write_rows(tmp_path / f"{number}.jsonl", 30) for number in range(2)]
-    with make_ahead(files, buffer_size=4) as loader:
-        until(lambda: loader.statistics().ready_samples == 4)
-        files[1].unlink()
-        assert ids(loader.get_next_batch(25)) == list(range(25))
-        for _ in range(2):
-            with pytest.raises(SourceError, match=f"^AD304 .*{files[1]}"):
-                loader.get_next_batch(100)
-
-
 def test_a_file_that_is_gone_when_single_rows_are_read_is_an_error_at_every_call(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", 300)
     with make_ahead(path, shuffle="full", buffer_size=4, cache={"folder": ""}) as loader:
         assert len(loader.get_next_batch(1)) == 1
         path.unlink()
         for _ in range(2):
-            with pytest.raises(SourceError, match=f"^AD304 .*{path}"):
+            with pytest.raises(errors.SourceError, match=f"^AD304 .*{path}"):
                 while True:
                     loader.get_next_batch(50)
 
@@ -377,7 +316,7 @@ def test_a_row_that_cannot_be_quarantined_is_not_passed(numbered, tmp_path):
         assert ids(loader.get_next_batch(13)) == list(range(13))
         quarantine.unlink(missing_ok=True)
         quarantine.mkdir()
-        with pytest.raises(QuarantineError, match="^AD605"):
+        with pytest.raises(errors.QuarantineError, match="^AD605"):
             loader.get_next_batch(2)
         assert loader.statistics().bad_rows_total == 0
         quarantine.rmdir()
@@ -401,7 +340,7 @@ def test_a_filter_is_asked_once_a_call_and_one_that_fails_consumes_nothing(numbe
         mine = Sample(prompt="mine")
         loader.add_samples([[mine]])
         for code in ("AD431", "AD430"):
-            with pytest.raises(FilterError, match=code):
+            with pytest.raises(errors.FilterError, match=code):
                 loader.get_next_batch(2)
         batch = loader.get_next_batch(10)
     assert (batch[0], ids(batch[1:])) == (mine, list(range(9)))
@@ -444,7 +383,7 @@ def test_eight_rows_are_digested_by_their_tokens_alone_and_their_digests_are_pin
     other = digests_of(path, other_from_50)
     assert digests[:4] == other[:4]
     assert not set(digests[5:]) & set(other[5:])
-    dropped = digests_of(path, every_third_dropped)
+    dropped = digests_of(path, loading.every_third_dropped)
     assert dropped == digests_of(path, empty_instead_of_dropped) != digests
     assert set(dropped) & set(digests)
     assert len(digests_of(path, shuffle=Shuffle(enabled=False, block_bytes=64, window_blocks=3))) == 3
@@ -462,12 +401,8 @@ def as_told_by_a_variable(row: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize(("first", "number", "told"), [(50, 8, "[34] of 8"), (0, 8, "8 of 8"), (1000, 5, "some of 5")])
 def test_other_digests_refuse_the_state_before_anything_is_delivered(numbered, monkeypatch, first, number, told):
     path, knobs = numbered(100), {"shuffle": Shuffle(enabled=False, block_bytes=64, window_blocks=64)}
-    with make_ahead(path, as_told_by_a_variable, **knobs) as loader:
-        loader.get_next_batch(3)
-        until(lambda: loader.state_dict()["canaries"])
-        state = loader.state_dict()
-        loader.load_state_dict(state)
-        assert ids(loader.get_next_batch(3)) == [3, 4, 5]
+    state = state_with_canaries(path, as_told_by_a_variable, 3, **knobs)
+    assert resumed(path, state, 3, as_told_by_a_variable, **knobs) == [3, 4, 5]
     state["canaries"] = state["canaries"][:number]
 
     monkeypatch.setitem(SHIFT, "from", first)
@@ -475,7 +410,7 @@ def test_other_digests_refuse_the_state_before_anything_is_delivered(numbered, m
         loader.load_state_dict(state)
         for _ in range(3):
             with pytest.raises(
-                SnapshotMismatchError, match=f"^AD603 .*{told} fixed rows differ.*allow_changed"
+                errors.SnapshotMismatchError, match=f"^AD603 .*{told} fixed rows differ.*allow_changed"
             ) as told_by:
                 loader.get_next_batch(1)
         assert loader.statistics().samples_total == 3
@@ -487,13 +422,11 @@ def test_rows_that_bring_down_their_workers_cannot_be_compared_and_none_at_all_n
         state = {**loader.state_dict(), "canaries": ["0" * 16] * 8}
         loader.load_state_dict(state)
         for _ in range(2):
-            with pytest.raises(WorkerError, match="^AD423 .*its worker died"):
+            with pytest.raises(errors.WorkerError, match="^AD423 .*its worker died"):
                 loader.get_next_batch(1)
 
-    path = tmp_path / "blank.jsonl"
-    path.write_bytes(b"\n \n")
-    with make_ahead(path) as loader:
+    with make_ahead(write(tmp_path / "blank.jsonl", b"\n \n")) as loader:
         loader.load_state_dict({**loader.state_dict(), "canaries": []})
-        with pytest.raises(NoSamplesError, match="^AD401 epoch 0: 0 rows read, 0 kept: there was no row$"):
+        with pytest.raises(errors.NoSamplesError, match="^AD401 epoch 0: 0 rows read, 0 kept: there was no row$"):
             loader.get_next_batch(1)
         assert loader.state_dict()["canaries"] == []

@@ -12,41 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdata import (
-    BadRows,
-    ChatTokenizeFn,
-    DataLoader,
-    Mix,
-    Outcomes,
-    Part,
-    PassRate,
-    Position,
-    PromptTokenizeFn,
-    SoftPacking,
-    Telemetry,
-)
+from asyncdata import ChatTokenizeFn, Mix, Outcomes, Part, PassRate, Position, PromptTokenizeFn, SoftPacking, Telemetry
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import LoaderClosedError, PrefetchTimeoutError
 from asyncdata.loader import service
 from asyncdata.telemetry import recorder
 from asyncdata.telemetry.reader import read
+from tests.support import parts
 from tests.support.executors import chunk_of
 from tests.support.faults import until
 from tests.support.loaders import make, state_after
 from tests.support.loading import every_third_dropped, fails_on_13, kills_on_13, write_rows
-from tests.support.parts import (
-    EDGES,
-    MAX_OF_REASON,
-    Channel,
-    ChunkWatch,
-    DeliveryRules,
-    Place,
-    TokenizerName,
-    change,
-    get_logger,
-    keys_of,
-    line_number,
-)
+from tests.support.parts import EDGES, MAX_OF_REASON, Place, TokenizerName, change, get_logger, keys_of, line_number
 from tests.support.ranks import settled
 
 NUM_ROWS = 200
@@ -275,11 +252,11 @@ def test_truncated_samples_are_recorded_beside_those_of_the_whole_run(jsonl_file
 
 @pytest.mark.parametrize("is_alike", [True, False], ids=["the same", "one each"])
 def test_of_a_run_that_drops_most_of_its_rows_few_are_recorded(is_alike):
-    watch, num_windows, num_rows = ChunkWatch(8, lambda _: True), 100, 100
-    found, rules = [], DeliveryRules(capacity=1000, max_ready_bytes=1 << 20)
+    watch, num_windows, num_rows = parts.ChunkWatch(8, lambda _: True), 100, 100
+    found, rules = [], parts.DeliveryRules(capacity=1000, max_ready_bytes=1 << 20)
     for window in range(num_windows):
         reasons = ["too long" if is_alike else f"too long: {window} {row}" for row in range(num_rows)]
-        watch.see(Channel(rules), chunk_of(*reasons, first=Position(0, window, 0)))
+        watch.see(parts.Channel(rules), chunk_of(*reasons, first=Position(0, window, 0)))
         found += watch.dropped_rows()
     if not is_alike:
         assert 0 < len(found) <= 20 * num_windows, "a reason for each row is not kept for each"
@@ -304,10 +281,10 @@ def test_no_text_of_a_row_is_recorded_where_rows_are_not_shown(tmp_path, folder,
         texts = [f"SECRET_{name} {n}" + " and so on" * (0 if n % 3 else 100) for n in range(50)]
         lines = [json.dumps({"input": text, "label": f"SECRET_{name}"}) for text in texts]
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*lines, f'{{"input": "SECRET_{name}", \n']))
-        bad_rows = BadRows(policy="skip", excerpts=name not in hidden)
+        bad_rows = {"policy": "skip", "excerpts": name not in hidden}
         parts[name] = Part(tmp_path / f"{name}.jsonl", bad_rows=bad_rows, when_done="leave")
     function = PromptTokenizeFn(tokenizer=tokenizer_folder(), label_key="label", max_length=50)
-    run = run_of(Mix(parts), folder, function, bad_rows=BadRows(policy="skip", excerpts=len(hidden) < 2))
+    run = run_of(Mix(parts), folder, function, bad_rows={"policy": "skip", "excerpts": len(hidden) < 2})
 
     (file,) = folder.iterdir()
     data = file.read_bytes()
@@ -404,9 +381,6 @@ def test_a_fault_in_a_hook_is_a_number(path, folder, monkeypatch):
 
 
 def test_close_does_not_wait_for_a_disk_that_hangs_longer_than_its_docstring_says(path, folder, monkeypatch, writes):
-    said = DataLoader.close.__doc__
-    assert f"{CLOSE_TIMEOUT_S:g} seconds" in said
-    assert f"{service._CLOSE_TIMEOUT_S:g} seconds" in said  # noqa: SLF001 - said there
     change(monkeypatch, close_of_telemetry_s=0.01)
     is_hanging, may_go_on = threading.Event(), threading.Event()
 
@@ -417,6 +391,9 @@ def test_close_does_not_wait_for_a_disk_that_hangs_longer_than_its_docstring_say
 
     writes(hang)
     loader = make(path, telemetry=Telemetry(folder=str(folder), **AT_ONCE))
+    said = loader.close.__doc__
+    assert f"{CLOSE_TIMEOUT_S:g} seconds" in said
+    assert f"{service._CLOSE_TIMEOUT_S:g} seconds" in said  # noqa: SLF001 - said there
     try:
         loader.get_next_batch(10)
         is_hanging.wait()

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,27 +11,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    DataLoader,
-    HardPacking,
-    IterableSource,
-    JsonlSource,
-    LengthGrouping,
-    Outcomes,
-    PassRate,
-    Position,
-    Ranks,
-    RowShuffle,
-    Shuffle,
-    SoftPacking,
-    SourceLocation,
-)
+from asyncdata import HardPacking, IterableSource, JsonlSource, LengthGrouping, RowShuffle, Shuffle, SoftPacking
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
 from asyncdata.verifying import compare
 from asyncdata.xtuner import XTunerPacking
+from tests.support import loaders
 from tests.support.loaders import make as make_loader
-from tests.support.loading import SHUFFLE, every_third_dropped, id_and_text, ids, in_batches, row_id, write_rows
+from tests.support.loading import every_third_dropped, id_and_text, ids, in_batches, row_id, write_rows
 from tests.support.model_order import GOLDEN, MASK, mixed
 from tests.support.parts import main
 
@@ -40,8 +28,7 @@ SOFT = SoftPacking(max_length=128, across_epochs=False)
 
 
 def make(path, tokenize_fn=id_and_text, **knobs):
-    base = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240, "digest": "tokens"}
-    return DataLoader(str(path), tokenize_fn=tokenize_fn, **base | knobs)
+    return make_loader(path, tokenize_fn, **{"digest": "tokens"} | knobs)
 
 
 @pytest.fixture
@@ -125,7 +112,7 @@ def test_each_of_many_ranks_has_the_digest_of_all_their_samples(path):
     with make(path) as loader:
         wanted = expected(loader.get_next_batch(NUM_ROWS))
     for rank in (0, 1):
-        with make(path, ranks=Ranks(world_size=2, rank=rank), batch_size=5) as loader:
+        with make(path, ranks={"world_size": 2, "rank": rank}, batch_size=5) as loader:
             assert len([sample for batch in loader for sample in batch]) == 50
             assert digest(loader) == wanted
 
@@ -170,7 +157,8 @@ def test_where_packs_are_made_as_samples_come_the_digest_is_of_the_order_before_
     with make(path, batch_size=1, **packs) as loader:
         for _ in islice(loader, 30):
             state = loader.state_dict()
-            before = [sample for sample in samples if sample.position < Position(*state["position"])]
+            position = type(samples[0].position)(*state["position"])
+            before = [sample for sample in samples if sample.position < position]
             assert state["counters"]["digest"] == expected(before)
 
 
@@ -277,14 +265,8 @@ def other(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "other.jsonl", 120)
 
 
-def opened(source: Any, **knobs: Any) -> DataLoader:
-    return make_loader(source, **{"shuffle": True} | knobs)
-
-
-def state_after(source: Any, number: int, **knobs: Any) -> dict[str, Any]:
-    with opened(source, **knobs) as loader:
-        loader.get_next_batch(number)
-        return loader.state_dict()
+opened = partial(make_loader, shuffle=True)
+state_after = partial(loaders.state_after, shuffle=True)
 
 
 def left_out(source: Any, state: dict[str, Any], allowed: str = "data", **knobs: Any) -> list[dict[str, Any]]:
@@ -322,6 +304,18 @@ def test_what_is_left_out_is_known_after_a_resume_that_delivered_nothing_and_unk
     assert [event["num_left_out"] for event in left_out(other, again)] == [90]
     del state["rows_left"]
     assert [event["num_left_out"] for event in left_out(other, state)] == [None]
+
+
+@pytest.mark.parametrize(("number", "epoch"), [(2 * NUM_ROWS, 2), (2 * NUM_ROWS + 1, 3)])
+def test_with_other_data_no_epoch_comes_again_for_a_group_that_was_out(path, other, number, epoch):
+    with opened(path, commit="on_ack", n_samples_per_prompt=1) as loader:
+        loader.ack(loader.get_samples(number)[1:])
+        state = loader.state_dict()
+    with capture_logs() as events, opened(other, commit="on_ack") as loader:
+        loader.load_state_dict(state, allow_changed={"data"})
+        assert loader.epoch == epoch
+    (event,) = [event for event in events if event["event"] == "snapshot.rows_left_out"]
+    assert (event["epoch"], event["num_delivered"], event["num_left_out"]) == (2, None, None)
 
 
 def test_rows_that_gave_no_sample_and_an_epoch_that_had_not_begun_are_not_left_out(path, other):
@@ -384,7 +378,7 @@ def test_files_under_new_names_are_the_same_rows_only_in_the_same_order(tmp_path
 
 @pytest.mark.parametrize("new", ["renamed.jsonl", "moved/rows.jsonl"])
 def test_groups_that_were_given_back_or_out_are_of_the_rows_of_the_files_as_they_are_now(path, tmp_path, new):
-    settings = {"outcomes": Outcomes(policy=PassRate(drop_above=0.9)), "commit": "on_ack"}
+    settings = {"outcomes": {"policy": {"drop_above": 0.9}}, "commit": "on_ack"}
     with opened(path, **settings) as loader:
         loader.add_samples(loader.get_samples(4))
         loader.get_samples(1)
@@ -400,7 +394,7 @@ def test_groups_that_were_given_back_or_out_are_of_the_rows_of_the_files_as_they
         first, second = loader.get_samples(2)
         assert loader.report([first, second], [1.0, 1.0]) == 2
         assert {sample.source.path for sample in (*first, *second)} == {str(path)}
-        assert loader.exclude([SourceLocation(str(path), sample.source.byte_offset, -1) for sample in second]) == 1
+        assert loader.exclude({"path": str(path), "byte_offset": sample.source.byte_offset} for sample in second) == 1
         loader.add_samples([second])
         assert loader.statistics().dropped_groups_total == {"excluded": 1}
 

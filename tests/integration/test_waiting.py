@@ -24,17 +24,7 @@ from asyncdata.telemetry.reader import read
 from tests.support import worker_fns
 from tests.support.faults import until
 from tests.support.loaders import FACES, Awaited, gated, is_alive, make, num_closing, num_waiting, slow_to_close
-from tests.support.loading import (
-    NEVER_S,
-    NUM_ROWS,
-    SHUFFLE,
-    ids,
-    line_of,
-    order_of,
-    row_id,
-    waits_for_a_file,
-    write_rows,
-)
+from tests.support.loading import NEVER_S, NUM_ROWS, ids, line_of, order_of, waits_for_a_file, write_rows
 from tests.support.pages import read_page
 from tests.support.telemetry_files import page_of
 
@@ -126,11 +116,8 @@ def test_a_calls_timeout_that_is_no_number_is_named_and_nothing_is_consumed(path
 def test_a_call_that_waits_is_counted_by_what_it_waits_for_while_it_lasts(tmp_path):
     path, gate = gated(tmp_path, 0)
     telemetry = Telemetry(folder=str(tmp_path / "run"), interval_s=0.05)
-
-    with (
-        make(path, waits_for_a_file, shuffle=False, num_workers=1, telemetry=telemetry) as loader,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    knobs = {"shuffle": False, "num_workers": 1, "telemetry": telemetry}
+    with make(path, waits_for_a_file, **knobs) as loader, ThreadPoolExecutor(1) as pool:
         call = pool.submit(loader.get_next_batch, 1)
         try:
             until(lambda: loader.statistics().data_wait_seconds_total > 0.1)
@@ -340,9 +327,7 @@ def test_a_call_that_a_free_loop_runs_at_once_is_a_wait_for_data(tmp_path):
 CALLERS = {"asyncio": ("asyncio", {}), "uvloop": ("asyncio", {"use_uvloop": True}), "trio": ("trio", {})}
 
 
-def make_async(path: Path, tokenize_fn: Any = row_id, **knobs: Any) -> AsyncDataLoader:
-    settings = {"shuffle": SHUFFLE, "num_workers": 0, "timeout_s": 240} | knobs
-    return AsyncDataLoader(path, tokenize_fn=tokenize_fn, **settings)
+make_async = partial(make, face=AsyncDataLoader)
 
 
 @pytest.fixture
@@ -363,17 +348,6 @@ async def on(caller: str, main: Callable[[], Awaitable[Any]]) -> Any:
     """What ``main`` returns, on a loop of the caller's kind, in a thread of its own."""
     backend, options = CALLERS[caller]
     return await anyio.to_thread.run_sync(partial(anyio.run, main, backend=backend, backend_options=options))
-
-
-@pytest.mark.asyncio
-async def test_a_wait_does_not_hold_up_the_loop(gated_loader):
-    make, open_gate = gated_loader
-    async with make() as loader:
-        task = asyncio.create_task(loader.get_next_batch(3))
-        for _ in range(1000):
-            await anyio.lowlevel.checkpoint()
-        open_gate()
-        assert ids(await task) == [0, 1, 2]
 
 
 @pytest.mark.asyncio

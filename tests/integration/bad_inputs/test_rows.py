@@ -6,15 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from asyncdata import (
-    BadRows,
-    ChatTokenizeFn,
-    FixedLengthTokenizeFn,
-    JsonlSource,
-    PreferenceTokenizeFn,
-    RowFn,
-    TextTokenizeFn,
-)
+from asyncdata import ChatTokenizeFn, FixedLengthTokenizeFn, JsonlSource, PreferenceTokenizeFn, RowFn, TextTokenizeFn
 from asyncdata.demo import tokenizer_folder
 from asyncdata.errors import NoSamplesError, SourceError
 from asyncdata.xtuner import XTunerTokenizeFn
@@ -207,7 +199,6 @@ FUNCTIONS = {
         [Case(52, text(txt="a"), "AD421", "raised KeyError('text')")],
     ),
 }  # fmt: skip
-CASES = [*LINES, *(case for function in FUNCTIONS.values() for case in function.cases)]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
@@ -219,7 +210,7 @@ def test_every_fault_is_put_aside_by_line_byte_and_code_and_every_other_row_is_a
     path, file = tmp_path / "rows.jsonl", tmp_path / "quarantine.jsonl"
     path.write_bytes(b"\n".join(lines))
 
-    found = deliver(str(path), function.fn, size=500, bad_rows=BadRows(policy="quarantine", path=str(file)))
+    found = deliver(str(path), function.fn, size=500, bad_rows={"policy": "quarantine", "path": str(file)})
 
     records = [json.loads(record) for record in file.read_bytes().splitlines()]
     starts = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]

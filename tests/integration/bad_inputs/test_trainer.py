@@ -18,22 +18,10 @@ from typing import Any
 
 import pytest
 
-from asyncdata import DataLoader, IterableSource, Limits, Sample
-from asyncdata.errors import (
-    BadRowError,
-    ConfigError,
-    FilterError,
-    InvalidGroupError,
-    LoaderClosedError,
-    LoaderForkedError,
-    PrefetchTimeoutError,
-    SnapshotError,
-    SnapshotMismatchError,
-    SnapshotVersionError,
-)
+from asyncdata import DataLoader, IterableSource, Limits, Sample, errors
 from asyncdata.filters import ByStaleness
 from tests.support.examples import each_value
-from tests.support.loaders import PACKAGE, assert_is_ours, make, state_after
+from tests.support.loaders import FACES, PACKAGE, assert_is_ours, make, state_after
 from tests.support.loading import NEVER_S, ids, order_of, write_rows
 
 NUM_ROWS = 60
@@ -58,7 +46,7 @@ def groups_of(loader: DataLoader) -> list[Any]:
 def test_59_61_a_filter_that_returns_what_it_may_not_or_raises_takes_nothing(path, chosen, text):
     with make(path, buffer_filter=chosen) as loader:
         loader.add_samples(groups_of(loader))
-        with pytest.raises(FilterError, match=text) as caught:
+        with pytest.raises(errors.FilterError, match=text) as caught:
             loader.get_samples(1)
         assert_is_ours(caught.value, text[:5])
         assert isinstance(caught.value.__cause__, KeyError) is (text[:5] == "AD431")
@@ -109,13 +97,13 @@ UNKNOWN = (
 def test_62_groups_that_cannot_be_kept_are_refused_before_any_is_and_buffered_ones_as_well(path, spoil, text):
     with make(path, n_samples_per_prompt=2) as loader:
         groups, more = groups_of(loader), groups_of(loader)
-        with pytest.raises(InvalidGroupError) as caught:
+        with pytest.raises(errors.InvalidGroupError) as caught:
             loader.add_samples(spoil(groups))
         assert_is_ours(caught.value, "AD432")
         assert str(caught.value) == text
         loader.add_samples(more)
         for again in (more[1], [Sample(), more[1][1]]):
-            with pytest.raises(InvalidGroupError) as caught:
+            with pytest.raises(errors.InvalidGroupError) as caught:
                 loader.add_samples([again])
             assert str(caught.value) == TWICE.format(0)
         assert loader.statistics().buffered_groups == 3
@@ -132,21 +120,13 @@ def test_62_groups_that_cannot_be_kept_are_refused_before_any_is_and_buffered_on
     ],
 )
 def test_what_is_no_filter_is_refused_when_the_loader_is_made(path, what, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(errors.ConfigError, match=message):
         make(path, buffer_filter=what)
-
-
-@pytest.mark.parametrize("number", [0, -1, "3", 2.0, None, 3])
-def test_63_a_number_that_cannot_be_asked_for_is_refused(path, number):
-    with make(path, n_samples_per_prompt=2) as loader, pytest.raises(ConfigError) as caught:
-        loader.get_next_batch(number)
-    assert_is_ours(caught.value, "AD440")
-    assert repr(number) in str(caught.value)
 
 
 def test_63_a_number_beyond_all_reason_is_not_capped_but_waited_for(path):
     with make(path, timeout_s=0.3) as loader:
-        with pytest.raises(PrefetchTimeoutError, match="^AD510 "):
+        with pytest.raises(errors.PrefetchTimeoutError, match="^AD510 "):
             loader.get_next_batch(10**9)
         assert ids(loader.get_next_batch(5, timeout_s=240)) == order_of(path)[:5]
 
@@ -175,23 +155,29 @@ def test_65_closing_ends_a_wait_and_the_trainers_error_is_its_own(path):
         error = taken.exception(NEVER_S)
         gate.set()
 
-    assert isinstance(error, LoaderClosedError)
+    assert isinstance(error, errors.LoaderClosedError)
     assert str(error) == "AD502 the loader was closed by close()"
     with pytest.raises(KeyError, match="^'mine'$"), make(path) as loader:
         raise KeyError("mine")
 
 
-def test_66_closing_twice_is_closing_and_every_use_afterwards_says_by_what(path):
-    never_used = make(path)
-    never_used.close()
-    with make(path) as loader:
-        loader.get_next_batch(1)
-    loader.close()
-    loader.close()
-    with pytest.raises(LoaderClosedError) as caught:
-        loader.get_next_batch(1)
-    assert_is_ours(caught.value, "AD502")
-    assert "at the end of its `with`" in str(caught.value)
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES)
+def test_66_after_closing_every_use_says_so_and_the_state_is_that_of_the_last_delivery(face, path):
+    with face(path, batch_size=2) as loader:
+        batch = loader.get_next_batch(33)
+        loader.close()
+        loader.close()
+        state = loader.state_dict()
+        calls = [("get_next_batch", 1), ("get_samples", 1), ("add_samples", [batch]), ("ack",), ("start",)]
+        for name, *arguments in (*calls, ("load_state_dict", state), ("set_epoch", 1), ("__iter__",)):
+            with pytest.raises(errors.LoaderClosedError, match=r"^AD502 the loader was closed by a?close\(\)"):
+                next(getattr(loader, name)(*arguments))
+        assert loader.statistics().samples_total == 33
+
+    with face(path, batch_size=2) as loader:
+        loader.load_state_dict(state)
+        assert ids(loader.get_next_batch(3)) == order_of(path)[33:36]
+    assert [sample.label for sample in batch] == order_of(path)[:33], "samples outlive their loader"
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -205,7 +191,7 @@ def test_67_a_forked_child_is_refused_and_a_loader_cannot_be_copied(path):
             calls = [("get_next_batch", 1), ("get_samples", 1), ("__iter__",), ("add_samples", []), ("start",)]
             try:
                 for name, *arguments in (*calls, ("load_state_dict", {}), ("set_epoch", 1)):
-                    with pytest.raises(LoaderForkedError, match="^AD503 the loader was made in process"):
+                    with pytest.raises(errors.LoaderForkedError, match="^AD503 the loader was made in process"):
                         next(getattr(loader, name)(*arguments))
                 status = 0
             finally:
@@ -226,10 +212,10 @@ def test_68_a_function_or_source_that_asks_its_own_loader_is_refused_and_does_no
         yield {"id": loader.get_next_batch(1)[0].tokens[0]}
 
     asking = make(path, lambda row: [loader.get_next_batch(1)[0].tokens[0]], timeout_s=None, event_loop=backend)
-    with asking as loader, pytest.raises(BadRowError, match=r"^AD421 .*ConfigError\('AD504 the loader is called"):
+    with asking as loader, pytest.raises(errors.BadRowError, match=r"^AD421 .*Error\('AD504 the loader is called"):
         loader.get_next_batch(1)
     with make(IterableSource(rows), timeout_s=None, event_loop=backend) as loader:
-        with pytest.raises(ConfigError, match="^AD504 the loader is called"):
+        with pytest.raises(errors.ConfigError, match="^AD504 the loader is called"):
             loader.get_next_batch(1)
     with make(path) as other, make(path, lambda row: [row["id"], *ids(other.get_next_batch(1))]) as loader:
         assert len(loader.get_next_batch(3)) == 3, "another loader may be asked, as the error says"
@@ -257,9 +243,7 @@ def test_68_so_is_a_filter_and_nothing_is_changed(path, call):
         groups = groups_of(loader)
         loader.add_samples(groups)
         for number in (1, 5):  # the second one has to wait for the stream as well
-            with pytest.raises(
-                FilterError, match=r"^AD431 .*ConfigError\(.AD504 the buffer filter .* calls the loader"
-            ):
+            with pytest.raises(errors.FilterError, match=r"^AD431 .*Error\(.AD504 the buffer filter .* the loader"):
                 loader.get_samples(number)
         calls.clear()
         assert loader.get_samples(3) == groups
@@ -272,8 +256,6 @@ def test_69_ranks_that_are_fed_only_say_how_far_to_read_ahead(path):
         with make(path, **knobs) as loader:
             found.append(ids(loader.get_next_batch(NUM_ROWS)))
     assert found == [order_of(path)] * 3
-    with pytest.raises(ConfigError, match="dp_size"):
-        make(path, dp_size=0)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -291,7 +273,7 @@ def test_70_a_snapshot_that_cannot_be_written_costs_neither_the_last_one_nor_the
         loader.get_next_batch(5)
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", fail)
-            with pytest.raises(SnapshotError) as caught:
+            with pytest.raises(errors.SnapshotError) as caught:
                 loader.save(snapshot)
         assert_is_ours(caught.value, "AD601")
         assert f"{snapshot} was not written: {os.strerror(code)}" in str(caught.value)
@@ -319,7 +301,7 @@ def test_71_a_snapshot_that_is_none_is_refused_and_an_older_one_that_is_valid_is
     snapshot.write_bytes(spoil(snapshot.read_bytes()))
 
     with make(path) as loader:
-        with pytest.raises(SnapshotError) as caught:
+        with pytest.raises(errors.SnapshotError) as caught:
             loader.restore(snapshot)
         assert_is_ours(caught.value, "AD602")
         assert str(snapshot) in str(caught.value)
@@ -328,21 +310,12 @@ def test_71_a_snapshot_that_is_none_is_refused_and_an_older_one_that_is_valid_is
         assert ids(loader.get_next_batch(3)) == order_of(path)[5:8]
 
 
-def test_71_a_snapshot_of_a_later_version_is_refused(path):
-    with make(path) as loader:
-        state = loader.state_dict()
-        with pytest.raises(SnapshotVersionError) as caught:
-            loader.load_state_dict(state | {"schema": 99})
-    assert_is_ours(caught.value, "AD602")
-    assert "99" in str(caught.value)
-
-
 @pytest.mark.parametrize("what", ["data", "seed"])
 def test_72_a_snapshot_of_other_data_or_settings_is_refused_and_says_what_differs(path, tmp_path, what):
     state = state_after(path, 5)
     other = write_rows(tmp_path / "other.jsonl", NUM_ROWS + 1)
     with make(other) if what == "data" else make(path, seed=7) as loader:
-        with pytest.raises(SnapshotMismatchError, match=what) as caught:
+        with pytest.raises(errors.SnapshotMismatchError, match=what) as caught:
             loader.load_state_dict(state)
     assert_is_ours(caught.value, "AD603")
     assert any(name.startswith(what) for name in caught.value.differences), caught.value.differences
