@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
 from unittest.mock import Mock
@@ -18,13 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdata import DataLoader
 from asyncdata.core import checksummed_file, identity
 from asyncdata.core.checksummed_file import pack
 from asyncdata.core.files import lock, locked
 from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
-from tests.support.loading import row_id
+from tests.support.loaders import state_after
 from tests.support.parts import (
     IndexFile,
     Proof,
@@ -102,25 +100,11 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path, monkeypatch):
 # Locks: one owner, or several that share; no waiting; a file system without locks is never "free"
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    (tmp_path / "file").touch()
-    return str(tmp_path / "file")
-
-
-@pytest.fixture
-def fds(path: str) -> Iterator[list[int]]:
-    opened = [os.open(path, os.O_RDONLY) for _ in range(3)]
-    yield opened
-    for fd in opened:
-        os.close(fd)
-
-
-def test_a_file_system_without_locks_is_an_error_and_never_free(path, fds, monkeypatch):
+def test_a_file_system_without_locks_is_an_error_and_never_free(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(95, "Operation not supported")))
-    with pytest.raises(OSError, match="not supported"):
-        lock(fds[0])
-    with locked(path) as is_free:
+    with (tmp_path / "file").open("w") as file, pytest.raises(OSError, match="not supported"):
+        lock(file.fileno())
+    with locked(str(tmp_path / "file")) as is_free:
         assert not is_free
 
 
@@ -180,19 +164,14 @@ def test_a_row_index_that_another_user_may_have_written_is_refused(tmp_path, mon
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({"id": list(range(50))}), tmp_path / "rows.parquet")
 
-    def loader() -> DataLoader:
-        knobs = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}, "num_workers": 0, "timeout_s": 240}
-        return DataLoader(str(tmp_path / "rows.parquet"), tokenize_fn=row_id, **knobs)
-
-    with loader() as before:
-        before.get_next_batch(50)
+    knobs = {"shuffle": "full", "cache": {"folder": str(tmp_path / "cache")}}
+    state_after(tmp_path / "rows.parquet", 50, **knobs)
     (kept,) = (tmp_path / "cache" / "index").glob(f"*{suffix}")
 
     change(kept, monkeypatch)
 
     with pytest.raises(ConfigError, match=f"^AD611 {kept} .*{REASONS[change]}.*choose a folder of your own by Cache"):
-        with loader() as after:
-            after.get_next_batch(1)
+        state_after(tmp_path / "rows.parquet", 1, **knobs)
 
 
 @pytest.mark.parametrize("name", ["abc.index", "abc.places"])

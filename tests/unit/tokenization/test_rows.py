@@ -1,6 +1,7 @@
 """A row is read as Python's JSON reads it, or is bad; media are bad rows or left out; spans, the plainest way."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -289,16 +290,6 @@ def is_in(token: Span, block: Span) -> bool:
     return all(block[0] <= place < block[1] for place in range(start, stop))
 
 
-@in_ci(max_examples=50)
-@given(offsets=tilings(), blocks=span_lists())
-def test_a_token_is_trained_if_all_its_characters_are_in_one_block(offsets, blocks):
-    spans = token_spans(Offsets.of(offsets), blocks)
-
-    assert covered(spans, len(offsets)) == [any(is_in(token, block) for block in blocks) for token in offsets]
-    assert all(start < stop for start, stop in spans)
-    assert all(one[1] < other[0] for one, other in zip(spans, spans[1:], strict=False))
-
-
 def begins(token: Span, block: Span, text: str) -> bool:
     """Whether the token holds the block's first character, white space in front of it, and nothing else."""
     return token[0] < block[0] < token[1] <= block[1] and text[token[0] : block[0]].isspace()
@@ -308,10 +299,15 @@ def begins(token: Span, block: Span, text: str) -> bool:
 @example(offsets=[(0, 1), (1, 2), (2, 5), (5, 6), (6, 9)], blocks=[(3, 7)], text="a" * 64)
 @given(offsets=tilings(), blocks=span_lists(), text=st.text("ab ", min_size=64, max_size=64))
 def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):
+    """Those of which all characters are in one block; and the first one also with the white space before it."""
+    within = token_spans(Offsets.of(offsets), blocks)
     spans, straddling = trained_tokens(Offsets.of(offsets), blocks, text)
 
     trained = [any(is_in(token, block) or begins(token, block, text) for block in blocks) for token in offsets]
     touched = [any(max(token[0], block[0]) < min(token[1], block[1]) for block in blocks) for token in offsets]
+    assert covered(within, len(offsets)) == [any(is_in(token, block) for block in blocks) for token in offsets]
+    assert all(start < stop for start, stop in within)
+    assert all(one[1] < other[0] for one, other in pairwise(within))
     assert covered(spans, len(offsets)) == trained
     assert straddling == [place for place in range(len(offsets)) if touched[place] and not trained[place]]
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn
+from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn
 from tests.support.chat_templates import WELL_KNOWN, plain
 from tests.support.examples import each_value
 from tests.support.tokenizers import CHAT, END, GENERATION, said
@@ -18,6 +17,7 @@ from tests.unit.tokenization.trained import (
     added_tokens,
     assistant,
     mask_of,
+    outcome,
     rows_of,
     talk,
     their_mask,
@@ -109,18 +109,6 @@ LEAVES_OUT_THE_STOP = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}
 {%- generation %}{{ m.content + '<|call|>' }}{% endgeneration %}{{ '<|endoftext|>' }}
 {%- else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"""
-# As templates that write each argument by itself.
-WRITES_ARGUMENTS = """\
-{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}
-{%- for call in m.tool_calls or [] %}
-{%- for name, value in call.function.arguments.items() %}{{ name ~ '=' ~ value ~ ';' }}{% endfor %}{% endfor %}
-{{- '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-FILTERS_ITEMS = WRITES_ARGUMENTS.replace(".items()", " | items")
-NAMES_ARGUMENTS = WRITES_ARGUMENTS.replace("name, value", "name").replace(".items()", "").replace(" ~ '=' ~ value", "")
-PRINTS_ARGUMENTS = WRITES_ARGUMENTS.replace(
-    "{%- for name, value in call.function.arguments.items() %}{{ name ~ '=' ~ value ~ ';' }}{% endfor %}",
-    "{{ call.function.arguments if call.function.arguments is string else 'no text' }}",
-)
 LENIENT = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
 {%- if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}
@@ -178,7 +166,6 @@ FIVE = talk("a", "b", "c", "d")
 LOSSES = [user("a"), assistant("b", loss=False), user("c"), assistant("d", loss=True), assistant("e")]
 THINKS = [user("a"), assistant("<think>hm</think>b"), user("c"), assistant("d", reasoning_content="so")]
 SAME = [user("same"), assistant("same"), assistant("same"), user("same"), assistant("same")]
-AS_TEXT = {**CALL, "function": {**CALL["function"], "arguments": '{"at": "sky", "how": [1]}'}}
 THOUGHT = assistant("", thinking="hm", tool_calls=[CALL])
 RESULT = {"role": "tool", "content": "t"}
 ENDS_OTHERWISE = {"eos": OVER, "chat_template": CHANNELS}
@@ -225,19 +212,9 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
     "parts of a content": ({"chat_template": plain(WELL_KNOWN["macro"])},
         talk(part("a", "b"), part("c", "d"), part("e"), part("f")), [f"cd{END}", f"f{END}"]),
     "calls without content": ({"chat_template": WITH_CALLS}, called(CALL), [f"<call>look</call>{END}", f"b{END}"]),
-    "an object": ({"chat_template": WRITES_ARGUMENTS}, called(CALL), [f"at=sky;how=[1];{END}", f"b{END}"]),
     "reasoning without content": ({"chat_template": LENIENT},
         [user("a"), {"role": "assistant", "reasoning_content": "Hm."}], [f"<think>Hm.</think>{END}"]),
     "an empty answer of a lenient template": ({"chat_template": LENIENT}, talk("a", ""), [END]),
-    **{
-        f"arguments as text where the template wants {what}": (
-            {"chat_template": template}, called(AS_TEXT, ""), [f"{written}{END}", f"b{END}"],
-        )
-        for what, template, written in [
-            ("items()", WRITES_ARGUMENTS, "at=sky;how=[1];"), ("items", FILTERS_ITEMS, "at=sky;how=[1];"),
-            ("names", NAMES_ARGUMENTS, "at;how;"), ("text", PRINTS_ARGUMENTS, AS_TEXT["function"]["arguments"]),
-        ]
-    },
     **{
         f"a content part, {json.dumps(part)}": ({"chat_template": SEES}, talk("a", [part]), [f"words{END}"])
         for part in [
@@ -370,17 +347,11 @@ def test_a_refusal_names_the_template(small_tokenizer, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_counted(name, jsonl_file):
+def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_counted(name, tmp_path):
     def warnings(template: str, *more: str) -> tuple[list[Any], dict[str, int]]:
         rows = [{"messages": talk("a", f"b{number}", *more)} for number in range(100)]
-        fn = ChatTokenizeFn(name, chat_template=template)
-        with (
-            capture_logs() as logs,
-            DataLoader(str(jsonl_file(rows)), tokenize_fn=fn, num_workers=0, epochs=1) as loader,
-        ):
-            loader.get_next_batch(100)
-            noted = loader.statistics().noted_total
-        return [each for each in logs if each["event"] in ("chat.no_stop_token", "chat.answer_without_stop")], noted
+        found = outcome(tmp_path, ChatTokenizeFn(name, chat_template=template), *rows, shuffle=True)
+        return found.of("chat.no_stop_token") + found.of("chat.answer_without_stop"), found.statistics.noted_total
 
     (warning,), noted = warnings(ENDS_WITH_NOTHING)
 
@@ -458,17 +429,15 @@ def word_with_a_border(name: str) -> tuple[str, str]:
     return text[:border], text[border:]
 
 
-def test_a_token_of_a_word_of_both_sides_is_not_trained_and_is_counted(name, jsonl_file):
+def test_a_token_of_a_word_of_both_sides_is_not_trained_and_is_counted(name, tmp_path):
     fn = ChatTokenizeFn(name, chat_template=CUTS_WORDS)
     rows = [{"messages": talk(*word_with_a_border(name))}, {"messages": talk("return", " value")}]
 
-    with DataLoader(str(jsonl_file(rows)), tokenize_fn=fn, shuffle=False, num_workers=0, epochs=1) as loader:
-        samples = loader.get_next_batch(2)
-        noted = loader.statistics().noted_total
+    found = outcome(tmp_path, fn, *rows)
 
-    ids = [each.tokens[each.labels != -100].tolist() for each in samples]
+    ids = [each.tokens[each.labels != -100].tolist() for each in found.samples]
     texts = [tokenizer_of(fn).decode(each, skip_special_tokens=False) for each in ids]
-    assert (texts, noted) == ([f" value{END}", f" value{END}"], {"straddling_token": 1})
+    assert (texts, found.statistics.noted_total) == ([f" value{END}"] * 2, {"straddling_token": 1})
 
 
 def test_a_straddling_token_that_a_cut_took_away_is_not_counted(name):

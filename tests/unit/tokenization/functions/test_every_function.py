@@ -138,10 +138,8 @@ def test_every_setting_that_changes_samples_is_in_the_fingerprint_alone(small_to
 
 def test_a_fingerprint_tells_which_part_differs(name, small_tokenizer, tmp_path):
     base, chat = PromptTokenizeFn(name).fingerprints(), chat_prompt(name).fingerprints()
-    shutil.copytree(small_tokenizer, tmp_path / "ended")
-    config = (tmp_path / "ended" / "tokenizer_config.json").read_text(encoding="utf-8")
-    (tmp_path / "ended" / "tokenizer_config.json").write_text(config.replace("<|im_end|>", "<|endoftext|>", 1))
-    other = chat_prompt(str(tmp_path / "ended")).fingerprints()
+    ended = variant(small_tokenizer, tmp_path / "ended", config={"eos_token": "<|endoftext|>"})
+    other = chat_prompt(ended).fingerprints()
 
     assert (sorted(base), base["template"]) == (["template", "tokenize_fn", "tokenizer"], "none")
     assert chat["template"] == chat_prompt(name, chat_template_kwargs={"a": 1}).fingerprints()["template"]
@@ -254,17 +252,14 @@ def test_what_the_files_lack_is_refused_before_workers_start(small_tokenizer, tm
 
 def test_resolving_gives_a_local_folder_or_the_commit_of_a_hub_name(small_tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(small_tokenizer.parent)
-    shutil.copytree(small_tokenizer, tmp_path / "abc123")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: str(tmp_path / "abc123"))
+    commit = str(shutil.copytree(small_tokenizer, tmp_path / "abc123"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: commit)
 
     here = PromptTokenizeFn(small_tokenizer.name, max_length=3, revision="main").resolve()
     there = PromptTokenizeFn("org/name", revision="main").resolve()
 
     assert here == PromptTokenizeFn(str(small_tokenizer), max_length=3, revision="main")
-    assert (there.tokenizer, there.revision) == (str(tmp_path / "abc123"), "abc123")
-    assert there.fingerprints() == PromptTokenizeFn(small_tokenizer).fingerprints()  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="AD413"):
-        PromptTokenizeFn(str(tmp_path / "nothing")).resolve()
+    assert there == PromptTokenizeFn(commit, revision="abc123")
 
 
 HEAVY = """
