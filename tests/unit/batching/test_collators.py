@@ -40,17 +40,13 @@ WHOLE = {
     "cu_seqlens": [0, 3, 6, 10, 12], "max_seqlen": 4, "num_padding": 6,
 }  # fmt: skip
 OF_XTUNER = {
-    "input_ids": [[1, 2, 3, 11, 12, 0, 0, 0, 0, 0]],
-    "shifted_labels": [[2, 3, 11, 12, 13, *[NONE] * 5]],
-    "cu_seqlens": [0, 3, 5, 9, 10],
-    "num_padding": 5,
-}
+    "input_ids": [[1, 2, 3, 11, 12, 0, 0, 0, 0, 0]], "shifted_labels": [[2, 3, 11, 12, 13, *[NONE] * 5]],
+    "cu_seqlens": [0, 3, 5, 9, 10], "num_padding": 5,
+}  # fmt: skip
 LEFT = {
-    "input_ids": [[1, 2, 3], [0, 0, 4], [0, 5, 6]],
-    "labels": [[1, 2, 3], [NONE, NONE, NONE], [NONE, NONE, 6]],
-    "attention_mask": [[1, 1, 1], [0, 0, 1], [0, 1, 1]],
-    "position_ids": [[0, 1, 2], [0, 0, 0], [0, 0, 1]],
-}
+    "input_ids": [[1, 2, 3], [0, 0, 4], [0, 5, 6]], "labels": [[1, 2, 3], [NONE, NONE, NONE], [NONE, NONE, 6]],
+    "attention_mask": [[1, 1, 1], [0, 0, 1], [0, 1, 1]], "position_ids": [[0, 1, 2], [0, 0, 0], [0, 0, 1]],
+}  # fmt: skip
 RIGHT = {
     "input_ids": [[1, 2, 3, 9], [4, 9, 9, 9], [5, 6, 9, 9]],
     "labels": [[1, 2, 3, NONE], [4, NONE, NONE, NONE], [5, 6, NONE, NONE]],
@@ -58,11 +54,9 @@ RIGHT = {
     "position_ids": [[0, 1, 2, 0], [0, 0, 0, 0], [0, 1, 0, 0]],
 }
 BROUGHT_RIGHT = {
-    "input_ids": [[1, 2, 7, 7, 0], [3, 4, 5, 0, 0]],
-    "labels": [[1, 2, NONE, NONE, NONE], [3, 4, 5, NONE, NONE]],
-    "attention_mask": [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]],
-    "position_ids": [[0, 1, 0, 0, 0], [0, 1, 2, 0, 0]],
-}
+    "input_ids": [[1, 2, 7, 7, 0], [3, 4, 5, 0, 0]], "labels": [[1, 2, NONE, NONE, NONE], [3, 4, 5, NONE, NONE]],
+    "attention_mask": [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]], "position_ids": [[0, 1, 0, 0, 0], [0, 1, 2, 0, 0]],
+}  # fmt: skip
 BROUGHT_LEFT = {
     "labels": [[NONE, NONE, 2, NONE, NONE], [NONE, NONE, NONE, 4, 5]],
     "attention_mask": [[0, 1, 1, 0, 0], [0, 0, 1, 1, 1]],

@@ -292,11 +292,6 @@ def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):
     assert straddling == [place for place in range(len(offsets)) if touched[place] and not trained[place]]
 
 
-def test_spans_are_written_as_json_and_blocks_without_tokens_have_none():
-    assert (parts.encode_spans([(5, 20), (21, 22)]), parts.encode_spans([])) == (b"[[5,20],[21,22]]", b"[]")
-    assert parts.token_spans(parts.Offsets.of([]), [(0, 0), (3, 9)]) == []
-
-
 SINGLE = parts.Offsets.of([(place, place + 1) for place in range(12)])
 SHARED = parts.Offsets.of([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4)])
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.tokenizer_files import resolve
 from tests.support.parts import PATTERNS, TokenizerFiles
+from tests.unit.tokenization.trained import variant
 
 Edit = Callable[..., Path]
 TEXTS = [
@@ -32,9 +33,7 @@ def edited(small_tokenizer, tmp_path) -> Edit:
 
     def edit(files: dict[str, Any] | None = None, **config: Any) -> Path:
         folder = tmp_path / f"tokenizer{len(list(tmp_path.iterdir()))}"
-        shutil.copytree(small_tokenizer, folder)
-        path = folder / "tokenizer_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+        variant(small_tokenizer, folder, config=config)
         for name, content in (files or {}).items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from asyncdata import TokenizeFn
 from tests.support.loaders import Outcome, deliver
@@ -62,8 +62,15 @@ def trained(fn: TokenizeFn, row: dict[str, Any]) -> list[str]:
     return texts
 
 
-def variant(folder: Path, target: Path, *, config: dict[str, Any] | None = None, **parts: Any) -> str:
-    """A copy of a tokenizer's folder, with ``parts`` of its tokenizer.json and its configuration changed."""
+def variant(folder: Path, target: Path, *, config: dict[str, Any] | None = None, around: str = "", **parts: Any) -> str:
+    """A copy of a tokenizer's folder, with ``parts`` of its tokenizer.json and its configuration changed.
+
+    :param around: special tokens that it puts around every text, ``$A``.
+    """
+    if around:
+        tokens = [("<|endoftext|>", 0), ("<|im_start|>", 1), ("<|im_end|>", 2)]
+        processor = processors.TemplateProcessing(single=around, special_tokens=tokens)
+        parts["post_processor"] = json.loads(processor.__getstate__())
     shutil.copytree(folder, target)
     for name, changes in (("tokenizer.json", parts), ("tokenizer_config.json", config)):
         if changes:
@@ -76,10 +83,6 @@ def added_tokens(folder: Path, **flags: Any) -> list[dict[str, Any]]:
     """The folder's added tokens, each with these flags."""
     values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     return [token | flags for token in values["added_tokens"]]
-
-
-def rows_of(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines()
 
 
 def their_mask(folder: str, chat: list[dict[str, Any]], tools: Any = None, template: str | None = None) -> Any:

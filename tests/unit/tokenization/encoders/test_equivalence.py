@@ -1,6 +1,5 @@
 """Proofs that a backend is exact: how they are made by a sweep, kept, chosen and revoked."""
 
-import json
 import os
 import stat
 import unicodedata
@@ -14,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, processors
+from tokenizers import Tokenizer, models, normalizers
 
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.encoders import equivalence_records as records
@@ -52,11 +51,6 @@ def one_subject(files: TokenizerFiles, backend: str = "gigatoken") -> Subject:
 @pytest.fixture
 def right(files) -> Fake:
     return fake(files)
-
-
-@pytest.fixture
-def wrong(files) -> Fake:
-    return fake(files, "<|im_end|>")
 
 
 @pytest.fixture
@@ -130,12 +124,15 @@ def test_auto_takes_the_first_backend_that_is_proven_and_tokenizers_where_there_
     assert choose(files, "hf") is None
 
 
-def test_a_named_backend_that_cannot_be_used_is_an_error_with_the_way_out(monkeypatch, files, wrong):
+def test_a_named_backend_that_cannot_be_used_is_an_error_with_the_way_out(monkeypatch, files):
     def cannot_load() -> Fake:
         raise ValueError("unsupported pre-tokenizer")
 
     for backends, reason in (
-        ({"gigatoken": lambda: wrong}, r"AD434 .*'gigatoken' is not exact .* differ on '<\|im_end\|>'.*'hf'"),
+        (
+            {"gigatoken": lambda: fake(files, "<|im_end|>")},
+            r"AD434 .*'gigatoken' is not exact .* differ on '<\|im_end\|>'.*'hf'",
+        ),
         ({"gigatoken": cannot_load, "fastokens": cannot_load}, "cannot load it: ValueError: unsupported pre-tokenizer"),
         ({}, "AD435 .*pip install fastokens"),
     ):
@@ -176,8 +173,7 @@ def test_without_a_cache_folder_a_proof_holds_for_the_process(monkeypatch, files
 
 @pytest.mark.thorough
 def test_the_ids_around_a_text_are_part_of_the_proof(monkeypatch, small_tokenizer, tmp_path, right):
-    around = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
-    folder = variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(around.__getstate__()))
+    folder = variant(small_tokenizer, tmp_path / "around", around="<|im_start|> $A")
     install(monkeypatch, {"gigatoken": lambda: right})
 
     proof = choose(TokenizerFiles(folder), "gigatoken")
@@ -381,15 +377,6 @@ def test_a_difference_that_no_character_explains_refuses_the_backend(tried):
     found = tried(lambda text: len(text) > 30 and text.count("e") % 7 == 3 and "<|" not in text and "x" not in text)
 
     assert "which no single character explains" in found.refusal
-
-
-@pytest.mark.thorough
-@given(wrong=st.sets(st.sampled_from(FEW).filter(lambda point: point >= 0x80), max_size=3))
-@settings(max_examples=10)
-def test_whatever_characters_are_wrong_none_of_them_is_proven(tokenizer, wrong):
-    found = swept(tokenizer, lambda text: any(ord(char) in wrong for char in text), separator_of(tokenizer))
-
-    assert (found.refusal, excluded(found)) == ("", wrong)
 
 
 code_points = st.sets(st.integers(0, 0x10FFFF), max_size=30)

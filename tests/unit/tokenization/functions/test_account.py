@@ -7,22 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
-from asyncdata import (
-    BadRows,
-    ChatTokenizeFn,
-    Mix,
-    Part,
-    PreferenceTokenizeFn,
-    PromptTokenizeFn,
-    RendererTokenizeFn,
-    RowFn,
-    Telemetry,
-    TextTokenizeFn,
-)
+from asyncdata import ChatTokenizeFn, Mix, Part, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn, RowFn
 from asyncdata.cli.main import main
 from asyncdata.errors import BadRowError
 from asyncdata.workers.inline import InlineExecutor
-from tests.support.function_kinds import chat_prompt, fixed_length
+from tests.support.function_kinds import KINDS, chat_prompt, fixed_length
 from tests.support.loaders import deliver
 from tests.support.pages import read_page
 from tests.unit.tokenization.trained import delivered, outcome
@@ -151,7 +140,7 @@ def test_keys_that_settings_name_are_read(tmp_path, small_tokenizer):
 def test_a_refused_row_is_a_bad_row_with_its_reason_counted(tmp_path, small_tokenizer):
     rows = [CHAT, {**CHAT, "system": "Be terse.", "other": 1}]
 
-    found = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), *rows, bad_rows=BadRows(policy="skip"))
+    found = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), *rows, bad_rows="skip")
 
     assert (len(found.samples), found.statistics.dropped_total) == (1, {"bad row AD133": 1})
     assert found.statistics.unread_keys == {}, "a bad row is told of anyway"
@@ -171,7 +160,7 @@ def test_the_rest_is_named_once_with_an_example_and_its_place(tmp_path, small_to
     for key, least in (("source", "xxx"), ("url", "https://store")):
         (event,) = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), {**CHAT, key: rows[0][key]}).of(UNREAD)
         assert least in event["value"] and len(event["value"]) < 120 and "0123456789abcdef" not in event["value"]
-    (event,) = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), *rows, bad_rows=BadRows(excerpts=False)).of(UNREAD)
+    (event,) = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), *rows, bad_rows={"excerpts": False}).of(UNREAD)
     assert event["keys"] == ["id", "source", "url"] and not event["value"]
 
 
@@ -209,7 +198,7 @@ def kept(row: dict[str, Any]) -> dict[str, Any]:
 
 
 COUNTED: dict[str, tuple[Any, dict[str, Any], bool]] = {
-    "text": (TextTokenizeFn, {"text": "Why not?"}, True),
+    "text": (KINDS["text"].make, {"text": "Why not?"}, True),
     "questions": (fixed_length, {"q": "Why?", "a": "So."}, True),
     "whole rows": (lambda _: RowFn(), {"text": "Why?"}, False),
     "a function of a user": (lambda _: kept, {"text": "Why?"}, False),
@@ -267,7 +256,7 @@ def test_so_it_is_of_prompts_and_pairs(tmp_path, small_tokenizer):
 def test_inspect_and_the_report_say_the_same(tmp_path, jsonl_file, small_tokenizer, capsys):
     path = str(jsonl_file([{**CHAT, "source": "web", "tools": [TOOL]}] * 3))
     fn = ChatTokenizeFn(small_tokenizer, chat_template=PLAIN)
-    deliver(path, fn, telemetry=Telemetry(folder=str(tmp_path / "run")))
+    deliver(path, fn, telemetry={"folder": str(tmp_path / "run")})
 
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0
     tables = read_page((tmp_path / "page.html").read_bytes()).tables

@@ -18,7 +18,6 @@ from tests.unit.tokenization.trained import (
     assistant,
     mask_of,
     outcome,
-    rows_of,
     talk,
     their_mask,
     tokenizer_of,
@@ -576,7 +575,7 @@ def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data, tokeniz
     folder = test_data / "tokenizers" / tokenizer
     marked = (test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja").read_text()
     fn = ChatTokenizeFn(str(folder), chat_template=marked if template == "generation" else None)
-    lines = rows_of(test_data / "chat_sft" / "chat_sft.jsonl")
+    lines = (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines()
 
     chunk = run(fn.open(), lines)
 

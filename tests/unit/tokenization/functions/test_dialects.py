@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.tokenizers import END
 from tests.unit.tokenization import run, token_ids, values
 from tests.unit.tokenization.functions.test_chat import WITH_CALLS
@@ -20,7 +18,6 @@ SYSTEM = {"role": "system", "content": "Be short."}
 ASKS, SAYS, MORE, LAST = talk("What is 1 + 1?", "2", "And\n3?", "It is 3.")
 LOOKS = {"name": "look", "arguments": {"at": "sky"}}
 CALL = assistant("", tool_calls=[{"type": "function", "function": LOOKS}])
-A = {"Sequence": {"id": "A", "type_id": 0}}
 FOUND = {"role": "tool", "content": "blue"}
 
 
@@ -149,14 +146,13 @@ def test_texts_are_trained_without_a_template_and_end_with_the_end_token(name, t
     fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect="prompt_completion")
     texts = {"prompt": "One, two,", "completion": " three."}
     ids = tokenizer_of(fn).encode
-    end = TokenizerFiles(name).special_tokens["eos_token"]
 
     found = read(fn, texts)
 
     (tokens,) = token_ids(found)
-    assert tokens == ids("One, two, three." + end, add_special_tokens=False).ids
-    assert mask_of(found) == [False] * len(ids("One, two,").ids) + [True] * len(ids(" three." + end).ids)
-    assert token_ids(read(fn, {**texts, "completion": " three." + end})) == [tokens]
+    assert tokens == ids("One, two, three." + END, add_special_tokens=False).ids
+    assert mask_of(found) == [False] * len(ids("One, two,").ids) + [True] * len(ids(" three." + END).ids)
+    assert token_ids(read(fn, {**texts, "completion": " three." + END})) == [tokens]
     bare = variant(Path(name), tmp_path / "bare", config={"chat_template": None})
     without = ChatTokenizeFn(bare, dialect="prompt_completion")
     assert token_ids(read(without, texts)) == [tokens]
@@ -166,16 +162,12 @@ def test_texts_are_trained_without_a_template_and_end_with_the_end_token(name, t
 
 
 def test_texts_have_what_the_tokenizer_puts_around_them(name, tmp_path):
-    end = TokenizerFiles(name).special_tokens["eos_token"]
-    number = Tokenizer.from_file(f"{name}/tokenizer.json").token_to_id(end)
-    around = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": end, "type_id": 0}}, A], "pair": [A]}
-    around |= {"special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}}}
-    begins = variant(Path(name), tmp_path / "begins", post_processor=around)
+    begins = variant(Path(name), tmp_path / "begins", around=f"{END} $A")
     texts = {"prompt": "One, two,", "completion": " three."}
 
     (tokens,) = token_ids(read(ChatTokenizeFn(begins, dialect="prompt_completion"), texts))
 
-    assert tokens == [number, *token_ids(read(ChatTokenizeFn(name, dialect="prompt_completion"), texts))[0]]
+    assert tokens == [2, *token_ids(read(ChatTokenizeFn(name, dialect="prompt_completion"), texts))[0]]
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "function_call"])

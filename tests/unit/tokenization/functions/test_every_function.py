@@ -16,7 +16,7 @@ from tests.support.function_kinds import KINDS, Kind, chat_prompt, fixed_length
 from tests.support.loading import NEVER_S
 from tests.support.tokenizers import GENERATION
 from tests.unit.tokenization import drops, faults, run, token_ids, values
-from tests.unit.tokenization.trained import tokenizer_of, trained_texts, variant
+from tests.unit.tokenization.trained import mask_of, tokenizer_of, trained_texts, variant
 
 OF_ANY_LENGTH = {name: kind for name, kind in KINDS.items() if name in {"text", "chat", "pair"}}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -74,19 +74,15 @@ def test_a_sample_of_exactly_max_length_is_kept_and_a_longer_one_is_dropped_or_a
 @any_length
 @pytest.mark.parametrize("how", ["truncate_left", "truncate_right"])
 def test_a_sample_that_is_cut_keeps_the_labels_of_the_tokens_that_are_left(name, kind: Kind, how):
-    def flags_of(chunk: Chunk) -> list[bool]:
-        (ids,), (spans,) = token_ids(chunk), values(chunk, "spans")
-        return [any(start <= at < stop for start, stop in spans) for at in range(len(ids))]
-
     whole = run(kind.make(name).open(), [kind.row])
-    (ids,), flags = token_ids(whole), flags_of(whole)
+    (ids,), flags = token_ids(whole), mask_of(whole)
     for length in range(1, len(ids)):
         window = slice(0, length) if how == "truncate_right" else slice(-length, None)
         kept = flags[window]
         kept[0] = False  # nothing stands before it that it could be predicted from
         chunk = run(kind.make(name, max_length=length, overlong=how).open(), [kind.row])
         if any(kept):
-            assert (token_ids(chunk), flags_of(chunk)) == ([ids[window]], kept)
+            assert (token_ids(chunk), mask_of(chunk)) == ([ids[window]], kept)
         else:
             assert drops(chunk) == {"no_trained_tokens": [0]}
 

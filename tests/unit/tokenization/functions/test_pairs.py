@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import processors
 
 from asyncdata import FixedLengthTokenizeFn, PreferenceTokenizeFn, TextTokenizeFn
 from asyncdata.delivery.chunk import Chunk
@@ -212,15 +211,6 @@ SOME = [9, pytest.param(1, marks=pytest.mark.slow)]
 """Rows of BABILong: in CI one of so many."""
 
 
-@pytest.fixture
-def around(small_tokenizer, tmp_path):
-    """Its special tokens are put around every text."""
-    both = processors.TemplateProcessing(
-        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
-    )
-    return variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(both.__getstate__()))
-
-
 def babilong(name: str, max_length: int = 1000, **settings: Any) -> FixedLengthTokenizeFn:
     return FixedLengthTokenizeFn.babilong(name, max_length, **settings)
 
@@ -262,7 +252,8 @@ def test_padding_may_be_the_end_and_an_end_may_be_given(small_tokenizer, tmp_pat
     assert (ids[-1], trained_texts(ended, tokenizer_of(babilong(no_end)))) == (2, [[f" garden{END}"]])
 
 
-def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(around):
+def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(small_tokenizer, tmp_path):
+    around = variant(small_tokenizer, tmp_path / "around", around="<|im_start|> $A <|im_end|>")
     cut = {"max_length": 60, "overlong": "truncate_context_left"}
     with_them, without = made(around, **cut), made(around, **cut, add_special_tokens=False)
 

@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from asyncdata import ChatTokenizeFn, PromptTokenizeFn, RendererTokenizeFn, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
@@ -117,8 +117,7 @@ def test_the_template_for_tools_serves_rows_with_tools_and_every_chat_has_the_va
 
 
 def test_special_tokens_are_added_to_plain_text_only_if_asked_for(small_tokenizer, tmp_path):
-    around = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
-    folder = variant(small_tokenizer, tmp_path / "t", post_processor=json.loads(around.__getstate__()))
+    folder = variant(small_tokenizer, tmp_path / "t", around="<|endoftext|> $A")
     made = [PromptTokenizeFn(folder), PromptTokenizeFn(folder, add_special_tokens=True), chat_prompt(folder)]
 
     first = [token_ids(run(fn.open(), [{"input": "a"}]))[0][0] for fn in made]

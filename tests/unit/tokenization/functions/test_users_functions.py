@@ -17,7 +17,6 @@ from asyncdata.tokenization import base
 from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, resolve_path, resolved
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.xtuner import XTunerTokenizeFn
-from tests.support.faults import until
 from tests.support.xtuner_fns import Characters, Returns, counting
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 
@@ -284,6 +283,8 @@ def test_one_for_xtuner_is_made_by_a_path_a_class_or_a_function_and_runs_in_its_
 
     assert (token_ids(chunk), values(chunk, "spans")) == ([[97, 98, 99]], [[[1, 3]]])
     assert values(chunk, "extra") == [{"char_start": 0}]
+    cut = describe(XTunerTokenizeFn(CHARACTERS, {"max_length": 2}))
+    assert token_ids(run(open_spec(cut), [{"text": "abc"}])) == [[97, 98]]
 
 
 def test_a_function_is_known_by_its_path_and_its_version_or_its_hash_and_arguments_that_the_hash_forgets():
@@ -350,8 +351,8 @@ def path(jsonl_file):
     return str(jsonl_file([{"text": "abcdef"}] * 8))
 
 
-def tokens_of(path: str, fn: Any, num_workers: int = 0) -> list[int]:
-    with DataLoader(path, tokenize_fn=fn, num_workers=num_workers) as loader:
+def tokens_of(path: str, fn: Any) -> list[int]:
+    with DataLoader(path, tokenize_fn=fn, num_workers=0) as loader:
         (sample,) = loader.get_next_batch(1)
     assert sample.labels is not None
     assert sample.labels.tolist() == [-100, *sample.tokens.tolist()[1:]]
@@ -367,32 +368,6 @@ def test_an_object_for_xtuner_runs_in_this_process_and_is_refused_for_a_worker_w
         DataLoader(path, tokenize_fn=fn, num_workers=1)
     for way_out in ("XTunerTokenizeFn('package.module:name'", "tokenize_fn='package.module:name'", "num_workers=0"):
         assert way_out in str(refused.value)
-
-
-@pytest.mark.thorough
-def test_one_that_has_an_import_path_runs_in_a_worker(path):
-    assert len(tokens_of(path, f"{XTUNER_FNS}:ready", num_workers=1)) == 3
-    assert len(tokens_of(path, XTunerTokenizeFn(CHARACTERS, {"max_length": 4}), num_workers=1)) == 4
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "error"),
-    [
-        (Characters(2), Characters(2, name="other"), "tokenize_fn"),
-        (XTunerTokenizeFn(Characters(4)), XTunerTokenizeFn(Characters(5)), "AD603"),
-    ],
-    ids=["its hash", "canaries, where the hash does not show it"],
-)
-def test_a_snapshot_of_a_function_that_gives_other_samples_is_refused(path, before, after, error):
-    with DataLoader(path, tokenize_fn=before, num_workers=0) as loader:
-        loader.get_next_batch(2)
-        until(lambda: loader.state_dict()["canaries"])
-        state = loader.state_dict()
-
-    with DataLoader(path, tokenize_fn=after, num_workers=0) as loader:
-        with pytest.raises(asyncdata.errors.SnapshotMismatchError, match=error):
-            loader.load_state_dict(state)
-            loader.get_next_batch(1)
 
 
 PROCESSOR = SimpleNamespace(patch_size=2, temporal_patch_size=2)
