@@ -54,8 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "named tokens that are new": {"unk_token": "<unk>", "pad_token": "[PAD]", "bos_token": None},
     "named tokens with flags": {"unk_token": {"__type": "AddedToken", **token("<unk>", lstrip=True)}},
     "a named token among the declared": {
-        "unk_token": "<unk>", "added_tokens_decoder": {"2000": token("<unk>", special=False, rstrip=True)},
-    },
+        "unk_token": "<unk>", "added_tokens_decoder": {"2000": token("<unk>", special=False, rstrip=True)}},
     "extra tokens": {"extra_special_tokens": ["<extra_0>", "<extra_1>", "<|im_end|>"]},
     "extra tokens of the old name": {"additional_special_tokens": ["<extra_1>", "<extra_0>"]},
     "extra tokens with names": {"extra_special_tokens": {"image_token": "<image>", "boi_token": "<extra_0>"}},
@@ -68,8 +67,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         }
     },
     "legacy files that do not count": {
-        "files": {"special_tokens_map.json": {"eos_token": "<new>"}}, "added_tokens_decoder": {},
-    },
+        "files": {"special_tokens_map.json": {"eos_token": "<new>"}}, "added_tokens_decoder": {}},
 }  # fmt: skip
 
 
@@ -127,8 +125,7 @@ TEMPLATES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "files": (
         {"chat_template": "A", "files": {"chat_template.jinja": "F", "additional_chat_templates/rag.jinja": "R",
                                          "additional_chat_templates/notes.txt": "N"}},
-        {"default": "F", "rag": "R"},
-    ),
+        {"default": "F", "rag": "R"}),
     "additional files alone": ({"chat_template": "A", "files": {"additional_chat_templates/rag.jinja": "R\r\né"}},
         {"rag": "R\né"}),
     "a processor's file": ({"chat_template": "A", "files": {"chat_template.json": {"chat_template": "P"}}},

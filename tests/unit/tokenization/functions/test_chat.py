@@ -195,16 +195,14 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
         [f"b{END}", f"<think>\nso\n</think>\n\nd{END}"]),
     "no place for thoughts that the prompt has": (
         {"chat_template": WELL_KNOWN["thinks"], "chat_template_kwargs": {"enable_thinking": False}}, FIVE,
-        [f"b{END}", f"d{END}"],
-    ),
+        [f"b{END}", f"d{END}"]),
     "a header that opens thoughts": ({"chat_template": OPENS_THINKING}, THINKS, [f"b{END}", f"d{END}"]),
     "words like that header": ({"chat_template": OPENS_THINKING}, talk("a[A]<think>\nb", "c"), [f"c{END}"]),
     "no generation prompt, and earlier turns that change": ({"chat_template": WITHOUT_A_PROMPT}, FIVE,
         [f"b{END}", f"d{END}"]),
     "a header that the model has to write, as no prompt has it": (
         {"chat_template": WITHOUT_A_PROMPT.replace("{{ m.content + '<|im_end", "{{ '[A]' + m.content + '<|im_end")},
-        FIVE, [f"[A]b{END}", f"[A]d{END}"],
-    ),
+        FIVE, [f"[A]b{END}", f"[A]d{END}"]),
     "every mark": ({}, talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a"), [f"a{END}"]),
     "a stop token that only the whole chat has": ({"chat_template": ENDS_ONCE}, talk("a", "b"), [f"b{END}"]),
     "white space, as no token ends the message": ({"chat_template": WITHOUT_STOP}, talk("a", "b", "c"), [" b\n"]),
@@ -233,11 +231,9 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
         [f"b{END}\n", f"d{END}\n{OVER}"]),
     "the last block and what ends the chat": (
         {"eos": OVER, "chat_template": TRAINS_WHAT_ENDS_THE_CHAT, "train_on": "last_assistant"}, FIVE,
-        [f"d{END}\n{OVER}"],
-    ),
+        [f"d{END}\n{OVER}"]),
     "not what ends the chat, as each block has a stop token": (
-        {"eos": OVER, "chat_template": LEAVES_OUT_WHAT_ENDS_THE_CHAT}, FIVE, [f"b{END}\n", f"d{END}\n"],
-    ),
+        {"eos": OVER, "chat_template": LEAVES_OUT_WHAT_ENDS_THE_CHAT}, FIVE, [f"b{END}\n", f"d{END}\n"]),
 }  # fmt: skip
 
 
@@ -299,8 +295,7 @@ MARKS = talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a")
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "the stop token after the block": (
         GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"), CHAT,
-        f"the chat template writes the stop token '{END}' after {{% endgeneration %}}",
-    ),
+        f"the chat template writes the stop token '{END}' after {{% endgeneration %}}"),
     "a stop token after a block that ends with another token": (LEAVES_OUT_THE_STOP, talk("a", "b"),
         f"writes the stop token '{OVER}' after {{% endgeneration %}}"),
     "a changed block": ("{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}", CHAT,
@@ -312,14 +307,12 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "backwards": (BACKWARDS, CHAT, f"{POSITION.format(4)} in the text is unknown"),
     "backwards, with places for thoughts": (
         KEEPS_A_PLACE.replace("for m in messages %}{{", "for m in messages | reverse %}{{"), FIVE,
-        "TRL has such training templates for many models (get_training_chat_template)",
-    ),
+        "TRL has such training templates for many models (get_training_chat_template)"),
     "a later message that depends on it": (DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS), AND_MORE,
         POSITION.format(1)),
     "a header that depends on it": (
         DEPENDS.replace("HEADER", "(' calls' if m.tool_calls else '')").replace("BEHIND", "''"), AND_MORE,
-        POSITION.format(1),
-    ),
+        POSITION.format(1)),
     "a header that is cut": (OPENS_THINKING.replace("'[A]' +", "'[A' + (' calls' if m.tool_calls else '') + ']' +"),
         AND_MORE, POSITION.format(1)),
 }  # fmt: skip

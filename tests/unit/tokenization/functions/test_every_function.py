@@ -88,35 +88,27 @@ def test_a_sample_that_is_cut_keeps_the_labels_of_the_tokens_that_are_left(name,
 
 
 CHANGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
-    "prompt": (
-        PromptTokenizeFn,
+    "prompt": (PromptTokenizeFn,
         [{"prompt_key": "q"}, {"label_key": "a"}, {"metadata_key": None}, {"tool_key": None}, {"max_length": 9},
-         {"add_special_tokens": True}, {"media": "leave_out"}, {"apply_chat_template": True}],
-    ),
+         {"add_special_tokens": True}, {"media": "leave_out"}, {"apply_chat_template": True}]),
     "chat prompt": (chat_prompt,
         [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"a": 1}}, {"today": "2026-01-31"}]),
     "rows": (PromptRowFn, [{"tools": [{}]}, {"max_length": 9}]),
     "text": (
         TextTokenizeFn, [{"text_key": "t"}, {"bos": "<|im_start|>"}, {"eos": False}, {"max_length": 9},
-                         {"overlong": "error"}],
-    ),
-    "chat": (
-        ChatTokenizeFn,
+                         {"overlong": "error"}]),
+    "chat": (ChatTokenizeFn,
         [{"messages_key": "chat"}, {"label_key": "a"}, {"tool_key": None}, {"train_on": "last_assistant"},
          {"max_length": 5}, {"overlong": "error"}, {"metadata_key": None}, {"today": "2026-01-31"},
-         {"chat_template_kwargs": {"a": 1}}, {"chat_template": GENERATION}, {"turn_flags": ["loss"]}],
-    ),
-    "pair": (
-        PreferenceTokenizeFn,
+         {"chat_template_kwargs": {"a": 1}}, {"chat_template": GENERATION}, {"turn_flags": ["loss"]}]),
+    "pair": (PreferenceTokenizeFn,
         [{"prompt_key": None}, {"chosen_key": "c"}, {"rejected_key": "r"}, {"eos": False}, {"max_length": 5},
-         {"tool_key": None}, {"train_on": "completion"}, {"turn_flags": []}],
-    ),
+         {"tool_key": None}, {"train_on": "completion"}, {"turn_flags": []}]),
     "fixed length": (
         lambda name, **more: FixedLengthTokenizeFn.babilong(name, **{"max_length": 99, **more}),
         [{"max_length": 9}, {"prompt": "{input}{question}"}, {"answer": "{target}"}, {"context_key": "question"},
          {"overlong": "error"}, {"min_context_tokens": 2}, {"keep_answer": True}, {"add_special_tokens": False},
-         {"add_eos": False}, {"pad_id": 3}, {"legacy_recipe": True}, {"reserve": 5}],
-    ),
+         {"add_eos": False}, {"pad_id": 3}, {"legacy_recipe": True}, {"reserve": 5}]),
 }  # fmt: skip
 
 
@@ -164,7 +156,7 @@ def test_fingerprints_are_pinned_and_a_change_of_meaning_asks_for_a_new_version(
     assert (len(set(prints)), versions) == (5, [1, None, 1, 3, 3, None])
 
 
-def test_a_description_cannot_be_changed_and_only_the_tokenizer_may_be_without_a_name(name):
+def test_a_description_cannot_be_changed(name):
     kwargs = {"a": {"b": 1}}
     fn = chat_prompt(name, chat_template_kwargs=kwargs)
 
@@ -173,8 +165,6 @@ def test_a_description_cannot_be_changed_and_only_the_tokenizer_may_be_without_a
     assert fn.chat_template_kwargs == {"a": {"b": 1}}
     with pytest.raises(AttributeError):
         fn.max_length = 3  # type: ignore[misc]
-    with pytest.raises(ConfigError, match=r"at most 1 without a name \(tokenizer\)"):
-        PromptTokenizeFn("org/name", "input")  # type: ignore[misc]
 
 
 TEXT_ONLY = "do nothing without apply_chat_template=True"

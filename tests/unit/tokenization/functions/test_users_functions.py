@@ -48,8 +48,7 @@ SAMPLES: dict[str, tuple[Any, list[int], dict[str, Any]]] = {
     "input_ids go before tokens": ({"input_ids": [1], "tokens": ["a"]}, [1], {"extra": {"tokens": ["a"]}}),
     "columns, and the rest is extra": (
         {"input_ids": np.array([1, 2]), "prompt": "é", "label": None, "metadata": {"a": 1}, "n": [1.5]}, [1, 2],
-        {"prompt": "é", "metadata": {"a": 1}, "extra": {"n": [1.5]}},
-    ),
+        {"prompt": "é", "metadata": {"a": 1}, "extra": {"n": [1.5]}}),
     "infinity and lone surrogates": ({"input_ids": [1], "prompt": "\ud800", "metadata": {"score": float("inf")}}, [1],
         {"prompt": "\ud800", "metadata": {"score": float("inf")}}),
     "no labels": ({"input_ids": [5, 6], "labels": None}, [5, 6], {}),
