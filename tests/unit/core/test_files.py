@@ -25,6 +25,7 @@ from asyncdata.errors import ConfigError, SnapshotError
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from tests.support import parts
 from tests.support.loaders import state_after
+from tests.support.loading import NEVER_S
 from tests.support.tokenizers import Fake, install
 
 # Whole at every instant; tests/unit/checkpoint has what a snapshot's file asks of them
@@ -273,10 +274,6 @@ def said(process: subprocess.Popen[str]) -> Path:
     return Path(process.stdout.readline().strip())
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    process.communicate(timeout=240)
-
-
 def test_a_folder_is_private_and_gone_when_it_is_closed_or_garbage(place):
     folder, other = parts.TemporaryFolder("rows"), parts.TemporaryFolder("rows")
     assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700
@@ -292,7 +289,7 @@ def test_a_folder_is_private_and_gone_when_it_is_closed_or_garbage(place):
 def test_what_a_killed_process_left_goes_when_the_next_folder_is_made_and_a_living_ones_stays(place):
     (killed, left), (living, used) = owner(place), owner(place)
     killed.kill()
-    end(killed)
+    killed.communicate(timeout=NEVER_S)
     assert (left / "copy").exists()
     assert left.is_relative_to(place)
 
@@ -301,7 +298,7 @@ def test_what_a_killed_process_left_goes_when_the_next_folder_is_made_and_a_livi
     assert (used / "copy").read_text() == "rows"
 
     folder.close()
-    end(living)
+    living.communicate(timeout=NEVER_S)
     assert list(place.iterdir()) == []
 
 
@@ -311,7 +308,7 @@ def test_a_forked_child_removes_nothing(place):
     assert int(str(said(process))) > 0, "the child is gone"
     parts.TemporaryFolder("copy").close()
     assert (folder / "copy").exists()
-    end(process)
+    process.communicate(timeout=NEVER_S)
     assert list(place.iterdir()) == []
 
 
@@ -358,7 +355,7 @@ def test_where_it_cannot_be_told_whether_a_folder_is_in_use_only_its_owner_remov
     assert (other / "copy").exists()
 
     killed.kill()
-    end(killed)
-    end(ends)
+    killed.communicate(timeout=NEVER_S)
+    ends.communicate(timeout=NEVER_S)
     parts.TemporaryFolder("rows").close()
     assert [path.resolve() for path in place.iterdir()] == [other.resolve()]

@@ -212,10 +212,6 @@ def made(program: Program, messages: list[dict[str, Any]], tools: Any = None) ->
     return None if values is None else program.texts(values)
 
 
-def spans_of(text: str) -> ChatSpans:
-    return ChatSpans(ChatTemplate(text, {**VARIABLES, "add_generation_prompt": False}), "it", SPECIAL, "</s>")
-
-
 def rendered(text: str, messages: list[dict[str, Any]], tools: Any = None) -> list[str]:
     return [ChatTemplate(text, VARIABLES).rendered(messages, tools)]
 
@@ -280,9 +276,10 @@ def test_a_message_that_begins_after_text_of_another_message_is_not_proven():
     text += "{{ BEFORE if BEFORE.startswith('x') else 'yy' }}{{ m.content + '<|im_end|>' }}"
     text += "{{ '.' if loop.last }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
     text += "{{ '<|im_start|>' if add_generation_prompt }}"
-    spans = spans_of(text.replace("BEFORE", "messages[loop.index0 - 1].content"))
+    text = text.replace("BEFORE", "messages[loop.index0 - 1].content")
+    template = ChatTemplate(text, {**VARIABLES, "add_generation_prompt": False})
 
-    assert spans.proven(talk("x", "b", "c"), None, [1]).parts is None
+    assert ChatSpans(template, "it", SPECIAL, "</s>").proven(talk("x", "b", "c"), None, [1]).parts is None
 
 
 def test_the_date_that_a_template_is_told_is_a_constant():

@@ -221,7 +221,6 @@ AUDITOR = """
 import sys
 sys.path[:] = sys.argv[1:]
 from asyncdata.tokenization.encoders import text_encoder
-from tests.support.parts import change, real
 text_encoder.FIRST_AUDIT_TOKENS = 1
 print(text_encoder._Audit().is_due(5), flush=True)
 sys.stdin.read()

@@ -4,10 +4,8 @@ import os
 import stat
 import unicodedata
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -303,22 +301,20 @@ def tokenizer(small_tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def swept(tokenizer: Tokenizer, wrong: Callable[[str], bool], separator: str | None, *, raises: bool = False) -> Sweep:
-    """A short sweep over a backend that is wrong on some texts."""
-    with pytest.MonkeyPatch.context() as patch:
-        shorten(patch, FEW, longest_text=600)
+@pytest.fixture(params=["grouped", "apart"])
+def tried(tokenizer, request, monkeypatch) -> Callable[..., Sweep]:
+    """A short sweep over a backend that is wrong on some texts, with the contexts in one text, or each in its own."""
+    separator = separator_of(tokenizer) if request.param == "grouped" else None
+    shorten(monkeypatch, FEW, longest_text=600)
+
+    def swept(wrong: Callable[[str], bool], *, raises: bool = False) -> Sweep:
         done = Sweep(OffsetCheck(tokenizer, None), Fake(tokenizer, wrong, raises=raises), SPECIAL, separator=separator)
         done.begin()
         if not done.refusal:
             done.grow(FEW)
-    return done
+        return done
 
-
-@pytest.fixture(params=["grouped", "apart"])
-def tried(tokenizer, request) -> Any:
-    """With the contexts in one text, or each in its own."""
-    separator = separator_of(tokenizer) if request.param == "grouped" else None
-    return partial(swept, tokenizer, separator=separator)
+    return swept
 
 
 def excluded(done: Sweep) -> set[int]:

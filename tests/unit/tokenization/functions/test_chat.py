@@ -410,20 +410,13 @@ def test_a_content_part_that_the_template_does_not_write_as_text_makes_a_bad_row
     assert codes(name, template, CHAT, *[talk([unread], "a")] * 4) == [(number, "AD131") for number in range(1, 5)]
 
 
-def word_with_a_border(name: str) -> tuple[str, str]:
-    """A text in two halves; one token lies across, and the last one is the word behind it."""
-    text = "return value"
-    encode = Tokenizer.from_file(f"{name}/tokenizer.json").encode
-    *before, cut, last = encode(text, add_special_tokens=False).tokens
+def test_a_token_of_a_word_of_both_sides_is_not_trained_and_is_counted(name, tmp_path):
+    fn, text = ChatTokenizeFn(name, chat_template=CUTS_WORDS), "return value"
+    *before, cut, last = tokenizer_of(fn).encode(text, add_special_tokens=False).tokens
     assert len(cut) > 1, "which tokens there are depends on the docstrings of this Python"
     assert last == "Ġvalue"
-    border = len("".join(before)) + 1
-    return text[:border], text[border:]
-
-
-def test_a_token_of_a_word_of_both_sides_is_not_trained_and_is_counted(name, tmp_path):
-    fn = ChatTokenizeFn(name, chat_template=CUTS_WORDS)
-    rows = [{"messages": talk(*word_with_a_border(name))}, {"messages": talk("return", " value")}]
+    border = len("".join(before)) + 1  # within the token before the last
+    rows = [{"messages": talk(text[:border], text[border:])}, {"messages": talk("return", " value")}]
 
     found = outcome(tmp_path, fn, *rows)
 
