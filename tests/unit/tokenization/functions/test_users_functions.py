@@ -404,38 +404,35 @@ def rows(jsonl_file):
     return jsonl_file([{"text": "a"}])
 
 
-def test_pictures_of_qwen_are_columns_and_positions_are_those_of_each_token(rows):
-    sample = sample_of(rows, Pictures(VL), media_root="media")
-
-    shapes = {name: (array.shape, array.dtype) for name, array in sample.columns.items()}
-    assert shapes == {
-        "pixel_values": ((4, 24), np.float32), "image_grid_thw": ((1, 3), np.int64), "num_img_tokens": ((1,), np.int64),
-        "mrope": ((2, 3), np.int64),
-    }  # fmt: skip
-    assert sample.columns["mrope"].tolist() == [[0, 2, 4], [1, 3, 5]]
-    assert sample.extra == {"num_imgs": [1], "root": "media"}
-
-
-def test_a_text_among_them_has_positions_only(rows):
-    text = {name: VL[name] for name in ("input_ids", "labels", "position_ids", "num_tokens", "num_imgs")}
-    sample = sample_of(rows, Pictures(text | {"num_img_tokens": [0]}))
-
-    assert [name for name, array in sample.columns.items() if len(array)] == ["mrope"]
-    assert sample.extra == {"num_imgs": [1]}
+TEXT = {name: VL[name] for name in ("input_ids", "labels", "position_ids", "num_tokens", "num_imgs")}
+TILES = {name: VL[name] for name in ("input_ids", "num_tokens", "num_img_tokens")}
+GRIDS = {"image_grid_thw": ((1, 3), np.int64), "num_img_tokens": ((1,), np.int64)}
+MROPE = {"mrope": ((2, 3), np.int64)}
+SHAPES: dict[str, tuple[Pictures, dict[str, Any]]] = {
+    "pictures of Qwen": (Pictures(VL), {"pixel_values": ((4, 24), np.float32), **GRIDS, **MROPE}),
+    "a text among them": (Pictures(TEXT | {"num_img_tokens": [0]}), MROPE),
+    "pictures without positions": (Pictures(VL | {"position_ids": None}, enable_3d_rope=False),
+        {"pixel_values": ((4, 24), np.float32), **GRIDS}),
+    "tiles of InternVL": (Pictures(TILES | {"pixel_values": np.ones((2, 3, 4, 4))}, None, image_size=4),
+        {"pixel_values": ((2, 3, 4, 4), np.float32), "num_img_tokens": ((1,), np.int64)}),
+}  # fmt: skip
 
 
-def test_tiles_of_internvl_are_columns_without_positions(rows):
-    tiles = {name: VL[name] for name in ("input_ids", "num_tokens", "num_img_tokens")}
-    made = Pictures(tiles | {"pixel_values": np.ones((2, 3, 4, 4))}, None, image_size=4)
-    columns = sample_of(rows, made).columns
+@pytest.mark.parametrize(("made", "shapes"), SHAPES.values(), ids=SHAPES)
+def test_pictures_and_the_positions_of_tokens_are_columns(rows, made, shapes):
+    sample = sample_of(rows, made, media_root="media")
 
-    assert (columns["pixel_values"].shape, set(columns)) == ((2, 3, 4, 4), {"pixel_values", "num_img_tokens"})
+    columns = {name: array for name, array in sample.columns.items() if len(array)}
+    assert {name: (array.shape, array.dtype) for name, array in columns.items()} == shapes
+    assert ("mrope" in sample.columns.declared) is ("mrope" in shapes)
+    assert "mrope" not in shapes or columns["mrope"].tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert sample.extra == {**({"num_imgs": [1]} if "num_imgs" in made.result else {}), "root": "media"}
 
 
-def test_positions_are_no_column_where_the_function_makes_none_and_declared_columns_go_first(rows):
-    assert "mrope" not in sample_of(rows, Pictures(VL | {"position_ids": None}, enable_3d_rope=False)).columns.declared
+def test_columns_that_the_function_declares_go_first(rows):
     own = (Column("weights", "float32"),)
     made = Pictures({"input_ids": [1, 2], "weights": [0.5, 1]}, columns=own)
+
     assert sample_of(rows, made, media_root="media").columns.declared == {"weights": own[0]}
 
 
