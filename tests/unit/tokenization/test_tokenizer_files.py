@@ -16,7 +16,6 @@ from asyncdata.tokenization.tokenizer_files import resolve
 from tests.support.parts import PATTERNS, TokenizerFiles
 from tests.unit.tokenization.trained import variant
 
-Edit = Callable[..., Path]
 TEXTS = [
     "def main(): return 1", "<|im_start|>user\nhello<|im_end|>",
     "<tool> x<TOOL> <new>é <image> <|endoftext|><unk>[PAD]", " <tool>  <extra_0><extra_1> \n", "",
@@ -28,7 +27,7 @@ def token(text: str, **flags: bool) -> dict[str, Any]:
 
 
 @pytest.fixture
-def edited(small_tokenizer, tmp_path) -> Edit:
+def edited(small_tokenizer, tmp_path) -> Callable[..., Path]:
     """A function that copies the small tokenizer with another configuration, and perhaps other files beside it."""
 
     def edit(files: dict[str, Any] | None = None, **config: Any) -> Path:

@@ -95,6 +95,4 @@ def their_mask(folder: str, chat: list[dict[str, Any]], tools: Any = None, templ
 
 def mask_of(chunk: Any, sample: int = 0) -> list[int]:
     spans = chunk.value("spans", sample)
-    return [
-        int(any(start <= at < stop for start, stop in spans)) for at in range(len(chunk.tokens_of(sample).tolist()))
-    ]
+    return [int(any(start <= at < stop for start, stop in spans)) for at in range(len(chunk.tokens_of(sample)))]
