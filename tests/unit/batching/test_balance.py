@@ -80,20 +80,6 @@ def test_it_is_the_method_that_it_names(lengths, num_ranks, budget):
         assert [sorted(batches) for batches in found] == expected
 
 
-@given(rows, ranks, budgets)
-def test_each_row_is_dealt_once_within_the_budget_and_ranks_have_as_many_micro_batches(lengths, num_ranks, budget):
-    found = balance(lengths, num_ranks, budget, over_budget="alone", allow_empty=True)
-    assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
-    assert len(found) == num_ranks
-    assert len({len(batches) for batches in found}) == 1
-    for batches in found:
-        sums = [sum(lengths[row] for row in batch) for batch in batches]
-        assert sums == sorted(sums, reverse=True)
-        assert all(total <= budget or len(batch) == 1 for total, batch in zip(sums, batches, strict=True))
-    num_empty = sum(not batch for batches in found for batch in batches)
-    assert num_empty == max(0, num_ranks * len(found[0]) - len(lengths))
-
-
 def seconds(found, costs):
     """What the ranks take if they wait for each other at each micro-batch; and what they work, all together."""
     steps = np.array([[sum(costs[row] for row in batch) for batch in batches] for batches in found])
@@ -104,16 +90,21 @@ laws = st.sampled_from(["attention", lambda n: n, lambda n: n**2, lambda n: n % 
 
 
 @given(rows, ranks, budgets, laws)
-def test_by_cost_each_row_is_dealt_once_within_the_budget_in_no_more_micro_batches(lengths, num_ranks, budget, cost):
+def test_each_row_is_dealt_once_within_the_budget_and_by_cost_in_no_more_micro_batches(
+    lengths, num_ranks, budget, cost
+):
     plain = balance(lengths, num_ranks, budget, over_budget="alone", allow_empty=True)
-    found = balance(lengths, num_ranks, budget, cost=cost, over_budget="alone", allow_empty=True)
-    assert sorted(row for batches in found for batch in batches for row in batch) == list(range(len(lengths)))
-    assert [len(batches) for batches in found] == [len(found[0])] * num_ranks
-    assert len(found[0]) <= len(plain[0])
-    batches = [batch for batches in found for batch in batches]
-    assert all(batch == sorted(batch) for batch in batches)
-    assert all(sum(lengths[row] for row in batch) <= budget or len(batch) == 1 for batch in batches)
-    assert batches.count([]) == max(0, len(batches) - len(lengths))
+    by_cost = balance(lengths, num_ranks, budget, cost=cost, over_budget="alone", allow_empty=True)
+    for found in (plain, by_cost):
+        batches = [batch for batches in found for batch in batches]
+        assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+        assert [len(batches) for batches in found] == [len(found[0])] * num_ranks
+        assert all(sum(lengths[row] for row in batch) <= budget or len(batch) == 1 for batch in batches)
+        assert batches.count([]) == max(0, len(batches) - len(lengths))
+    assert len(by_cost[0]) <= len(plain[0])
+    assert all(batch == sorted(batch) for batches in by_cost for batch in batches)
+    sums = [[sum(lengths[row] for row in batch) for batch in batches] for batches in plain]
+    assert sums == [sorted(some, reverse=True) for some in sums]
 
 
 def test_by_cost_ranks_wait_little_longer_than_the_best_of_all_ways_to_deal_a_few_rows():

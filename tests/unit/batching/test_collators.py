@@ -40,17 +40,13 @@ WHOLE = {
     "cu_seqlens": [0, 3, 6, 10, 12], "max_seqlen": 4, "num_padding": 6,
 }  # fmt: skip
 OF_XTUNER = {
-    "input_ids": [[1, 2, 3, 11, 12, 0, 0, 0, 0, 0]],
-    "shifted_labels": [[2, 3, 11, 12, 13, *[NONE] * 5]],
-    "cu_seqlens": [0, 3, 5, 9, 10],
-    "num_padding": 5,
-}
+    "input_ids": [[1, 2, 3, 11, 12, 0, 0, 0, 0, 0]], "shifted_labels": [[2, 3, 11, 12, 13, *[NONE] * 5]],
+    "cu_seqlens": [0, 3, 5, 9, 10], "num_padding": 5,
+}  # fmt: skip
 LEFT = {
-    "input_ids": [[1, 2, 3], [0, 0, 4], [0, 5, 6]],
-    "labels": [[1, 2, 3], [NONE, NONE, NONE], [NONE, NONE, 6]],
-    "attention_mask": [[1, 1, 1], [0, 0, 1], [0, 1, 1]],
-    "position_ids": [[0, 1, 2], [0, 0, 0], [0, 0, 1]],
-}
+    "input_ids": [[1, 2, 3], [0, 0, 4], [0, 5, 6]], "labels": [[1, 2, 3], [NONE, NONE, NONE], [NONE, NONE, 6]],
+    "attention_mask": [[1, 1, 1], [0, 0, 1], [0, 1, 1]], "position_ids": [[0, 1, 2], [0, 0, 0], [0, 0, 1]],
+}  # fmt: skip
 RIGHT = {
     "input_ids": [[1, 2, 3, 9], [4, 9, 9, 9], [5, 6, 9, 9]],
     "labels": [[1, 2, 3, NONE], [4, NONE, NONE, NONE], [5, 6, NONE, NONE]],
@@ -58,11 +54,9 @@ RIGHT = {
     "position_ids": [[0, 1, 2, 0], [0, 0, 0, 0], [0, 1, 0, 0]],
 }
 BROUGHT_RIGHT = {
-    "input_ids": [[1, 2, 7, 7, 0], [3, 4, 5, 0, 0]],
-    "labels": [[1, 2, NONE, NONE, NONE], [3, 4, 5, NONE, NONE]],
-    "attention_mask": [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]],
-    "position_ids": [[0, 1, 0, 0, 0], [0, 1, 2, 0, 0]],
-}
+    "input_ids": [[1, 2, 7, 7, 0], [3, 4, 5, 0, 0]], "labels": [[1, 2, NONE, NONE, NONE], [3, 4, 5, NONE, NONE]],
+    "attention_mask": [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]], "position_ids": [[0, 1, 0, 0, 0], [0, 1, 2, 0, 0]],
+}  # fmt: skip
 BROUGHT_LEFT = {
     "labels": [[NONE, NONE, 2, NONE, NONE], [NONE, NONE, NONE, 4, 5]],
     "attention_mask": [[0, 1, 1, 0, 0], [0, 0, 1, 1, 1]],
@@ -78,45 +72,35 @@ PIECE = Document(BROUGHT[0].tokens[:2], None, None, BROUGHT[0])
 BATCHES: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
     "a pack, padded in chunks": (PackedCollator(max_length=12, pad_id=99, pad_chunk=4), [PACK], WHOLE),
     "shifted as XTuner does: over the boundary, without the last token": (
-        PackedCollator(max_length=10, pad_chunk=4, shift="pack"), [PACK], OF_XTUNER,
-    ),
+        PackedCollator(max_length=10, pad_chunk=4, shift="pack"), [PACK], OF_XTUNER),
     "of a single token, shifted so, nothing is left": (
-        PackedCollator(max_length=3, shift="pack"), [[document(5)]], {"seq_idx": [[-1, -1, -1]]},
-    ),
+        PackedCollator(max_length=3, shift="pack"), [[document(5)]], {"seq_idx": [[-1, -1, -1]]}),
     "what is too long, cut off and counted": (
         PackedCollator(max_length=5, truncate_packs=True), [PACK, [document(*range(8), loss_mask=[1] * 8)], PACK[:1]],
-        {"input_ids": [[1, 2, 3, 0, 0], [0, 1, 2, 3, 4], [1, 2, 3, 0, 0]], "num_dropped_tokens": 6},
-    ),
+        {"input_ids": [[1, 2, 3, 0, 0], [0, 1, 2, 3, 4], [1, 2, 3, 0, 0]], "num_dropped_tokens": 6}),
     "as much of a document as there is room for": (
         PackedCollator(max_length=5, truncate_packs=True), [[document(0, 1, 2), document(0, 1), document(0, 1, 2, 3)]],
-        {"input_ids": [[0, 1, 2, 0, 1]]},
-    ),
+        {"input_ids": [[0, 1, 2, 0, 1]]}),
     "what labels or a mask say is trained on": (
         PackedCollator(), [[*MARKED, document(1, 2, 3, 4)]],
-        {"labels": [[NONE, NONE, 30, 40, NONE, NONE, 3, NONE, NONE, 2, 3, 4]]},
-    ),
+        {"labels": [[NONE, NONE, 30, 40, NONE, NONE, 3, NONE, NONE, 2, 3, 4]]}),
     "rows padded on the right": (PaddedCollator(pad_id=9, pad_to_multiple_of=4, max_length=8), ROWS, RIGHT),
     "on the left, nothing predicts a first token, nor the padding before it": (PaddedCollator(side="left"), ROWS, LEFT),
     "on the left, shifted": (
         PaddedCollator(side="left", shift_labels=True), ROWS,
-        {"shifted_labels": [[2, 3, NONE], [NONE, NONE, NONE], [NONE, 6, NONE]]},
-    ),
+        {"shifted_labels": [[2, 3, NONE], [NONE, NONE, NONE], [NONE, 6, NONE]]}),
     "rows of a fixed length": (FixedCollator(length=4, pad_id=9), ROWS[1:], {n: RIGHT[n][1:] for n in RIGHT}),
     "of a fixed length, shifted": (
-        FixedCollator(length=4, shift_labels=True), ROWS[:1], {"shifted_labels": [[2, 3, NONE, NONE]]},
-    ),
+        FixedCollator(length=4, shift_labels=True), ROWS[:1], {"shifted_labels": [[2, 3, NONE, NONE]]}),
     "padding that samples bring along is padding": (FixedCollator(length=5), BROUGHT, BROUGHT_RIGHT),
     "on the left it is where it was": (
         PaddedCollator(side="left", pad_to_multiple_of=5), [Document(one.tokens, None, None, one) for one in BROUGHT],
-        BROUGHT_LEFT,
-    ),
+        BROUGHT_LEFT),
     "and is not predicted": (
-        PaddedCollator(shift_labels=True), BROUGHT, {"shifted_labels": [[2, NONE, NONE, NONE], [4, 5, NONE, NONE]]},
-    ),
+        PaddedCollator(shift_labels=True), BROUGHT, {"shifted_labels": [[2, NONE, NONE, NONE], [4, 5, NONE, NONE]]}),
     "nothing but padding, and a piece of a sample, which has none of it": (
         PaddedCollator(), [sample([7, 7], num_padding=2), PIECE],
-        {"attention_mask": [[0, 0], [1, 1]], "position_ids": [[0, 0], [0, 1]]},
-    ),
+        {"attention_mask": [[0, 0], [1, 1]], "position_ids": [[0, 0], [0, 1]]}),
     "pairs: chosen answers, then rejected ones": (PreferenceCollator(pad_id=99, pad_to_multiple_of=6), PAIRS, OF_PAIRS),
 }  # fmt: skip
 FIELDS = {

@@ -65,10 +65,7 @@ class TestStateDict:
         ("state", "words"),
         [
             ({}, "it is an empty dict, not what asyncdata's state_dict"),
-            (
-                {"sample_offset": 3, "epoch_id": 1},
-                "it is a dict with the keys 'sample_offset', 'epoch_id', not what asy",
-            ),
+            ({"offset": 3, "epoch_id": 1}, "it is a dict with the keys 'offset', 'epoch_id', not what asyncdata's s"),
             ({"format": "other"}, "it is a dict with the keys 'format', not what asyncdata's state_dict"),
             ([1], "it is a list, not what asyncdata's state_dict"),
             (None, "it is a NoneType, not what asyncdata's state_dict"),
@@ -219,12 +216,8 @@ def fail(code: int) -> Mock:
 class TestFile:
     @pytest.mark.parametrize(
         "snapshot",
-        [
-            pytest.param(FULL, id="full"),
-            pytest.param(LEAST, id="least"),
-            # what looks like the place of the checksum is left as it is
-            pytest.param(msgspec.structs.replace(FULL, library="0" * 64, canaries=["0" * 64]), id="zeros"),
-        ],
+        [FULL, LEAST, msgspec.structs.replace(FULL, library="0" * 64, canaries=["0" * 64])],
+        ids=["full", "least", "zeros, as the place of the checksum looks"],
     )
     def test_a_snapshot_comes_back_as_it_was_and_only_its_owner_may_read_it(self, tmp_path, snapshot):
         num_bytes = save(tmp_path / "s", snapshot)
@@ -250,12 +243,8 @@ class TestFile:
     @pytest.mark.thorough
     @pytest.mark.parametrize(
         "make",
-        [
-            pytest.param(object, id="object()"),
-            pytest.param(lambda: np.int64(1), id="of numpy"),
-            pytest.param(lambda: 10**5000, id="5000 digits"),
-            pytest.param(lambda: functools.reduce(lambda value, _: [value], range(100_000), []), id="too deep"),
-        ],
+        [object, lambda: np.int64(1), lambda: 10**5000, lambda: functools.reduce(lambda a, _: [a], range(100_000), [])],
+        ids=["object()", "of numpy", "5000 digits", "too deep"],
     )
     def test_what_no_file_can_hold_is_refused_and_the_old_one_kept(self, tmp_path, make):
         save(tmp_path / "s", FULL)

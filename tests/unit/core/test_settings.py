@@ -14,48 +14,26 @@ from asyncdata import JsonlSource, Shuffle
 from asyncdata.core.identity import digest, joined
 from asyncdata.core.messages import encode, pieces
 from asyncdata.errors import ConfigError
+from tests.support import parts
 from tests.support.faults import Program
-from tests.support.parts import (
-    Address,
-    Column,
-    FileRef,
-    Job,
-    ObjectRefs,
-    ObjectsOfStore,
-    ObjectStamp,
-    Pin,
-    RowError,
-    Settings,
-    Tokenized,
-    by_reason,
-    change,
-    data_fingerprint,
-    decode_job,
-    real,
-    shortened,
-)
 
 OF_SAMPLES = {"Document", "OutcomeTable", "Position", "Sample", "SourceLocation", "SourceStatistics", "Statistics"}
 """What the library makes, many times, and no user does."""
 
 
-def kinds() -> list[type]:
-    """The classes that users make, but for loaders and errors."""
-    found = [getattr(ad, name) for name in ad.__all__]
+def test_a_name_that_there_is_not_is_refused_with_the_class_and_all_that_it_takes():
+    """Of each class that users make, but for loaders and errors."""
+    found = [getattr(ad, name) for name in ad.__all__ if name not in OF_SAMPLES]
     classes = [one for one in found if isinstance(one, type) and inspect.signature(one).parameters]
     others = (BaseException, str, ad.DataLoader, ad.AsyncDataLoader, ad.TokenizeFn)
-    return [one for one in classes if not issubclass(one, others) and one.__name__ not in OF_SAMPLES]
-
-
-def test_a_name_that_there_is_not_is_refused_with_the_class_and_all_that_it_takes():
-    for kind in kinds():
+    for kind in (one for one in classes if not issubclass(one, others)):
         known = ", ".join(sorted(inspect.signature(kind).parameters))
 
         with pytest.raises(ConfigError) as refused:
             kind(zzz=1)
 
         assert str(refused.value) == f"there is no setting 'zzz' of {kind.__name__}; there are {known}"
-    assert not any(issubclass(getattr(ad, name), Settings) for name in OF_SAMPLES), "a call more for each"
+    assert not any(issubclass(getattr(ad, name), parts.Settings) for name in OF_SAMPLES), "a call more for each"
 
 
 @pytest.mark.parametrize(
@@ -109,9 +87,9 @@ def test_a_long_text_keeps_its_beginning_and_its_end():
     assert len(text) < 21_000
     assert text.startswith("AD481 the policy raised xxx")
     assert text.endswith("; repair it")
-    assert shortened("a" * 30, 30) == "a" * 30
-    assert shortened("a" * 20 + "b" * 20, 30) == "a" * 20 + " ... (10 characters left out) ... " + "b" * 10
-    assert shortened("a\n" * 20, 30) == "a\n" * 10 + "\n... (10 characters left out) ...\n" + "a\n" * 5
+    assert parts.shortened("a" * 30, 30) == "a" * 30
+    assert parts.shortened("a" * 20 + "b" * 20, 30) == "a" * 20 + " ... (10 characters left out) ... " + "b" * 10
+    assert parts.shortened("a\n" * 20, 30) == "a\n" * 10 + "\n... (10 characters left out) ...\n" + "a\n" * 5
 
 
 @pytest.mark.parametrize(
@@ -123,9 +101,9 @@ def test_a_long_text_keeps_its_beginning_and_its_end():
     ],
 )
 def test_the_most_frequent_reasons_of_drops_are_named(drops, text):
-    assert by_reason(drops).startswith(text)
-    assert len(by_reason(drops)) < 300
-    assert by_reason(drops).endswith("1,001 other reasons" if len(drops) > 10 else text)
+    assert parts.by_reason(drops).startswith(text)
+    assert len(parts.by_reason(drops)) < 300
+    assert parts.by_reason(drops).endswith("1,001 other reasons" if len(drops) > 10 else text)
 
 
 AT_THE_SAME_TIME = """
@@ -157,16 +135,16 @@ def test_threads_that_meet_a_struct_for_the_first_time_do_not_end_the_process():
         assert program.end() == (0, "")
 
 
-TOKENIZED = Tokenized(
+TOKENIZED = parts.Tokenized(
     tokens=b"1234", token_ends=b"\x01\x00\x00\x00", kept=b"",
-    columns={"label": Column(b'"\xc3\xbc"', b"\x04\x00\x00\x00")}, drops={"too long": b"\x02\x00\x00\x00"},
-    errors=[RowError(1, "AD101", "why", "excerpt", "trace"), RowError(2, "AD102", "why")], busy_s=0.25,
+    columns={"label": parts.Column(b'"\xc3\xbc"', b"\x04\x00\x00\x00")}, drops={"too long": b"\x02\x00\x00\x00"},
+    errors=[parts.RowError(1, "AD101", "why", "excerpt", "trace"), parts.RowError(2, "AD102", "why")], busy_s=0.25,
 )  # fmt: skip
 
 
 def test_the_samples_of_a_reply_are_sent_from_where_they_lie():
     tokens, values = bytes(100_000), bytes(70_000)
-    reply = msgspec.structs.replace(TOKENIZED, tokens=tokens, columns={"prompt_text": Column(values, b"")})
+    reply = msgspec.structs.replace(TOKENIZED, tokens=tokens, columns={"prompt_text": parts.Column(values, b"")})
 
     sent = pieces(1, reply)
 
@@ -175,31 +153,31 @@ def test_the_samples_of_a_reply_are_sent_from_where_they_lie():
 
 
 STAMPS = [
-    ObjectStamp(Address("s3", "bucket", "data/a.jsonl"), 10, '"etag"', "v1", 7),
-    ObjectStamp(Address("s3", "bucket", "b"), 0, "", "v2", 0),
-    ObjectStamp(Address("http", "host:80", "a b/é?.jsonl"), 1 << 40, "", "", 1_700_000_000_000_000_000, 1),
-    ObjectStamp(Address("s3", "other", "\udcff é.jsonl"), 3, 'W/"é"', "", 0, 2),
+    parts.ObjectStamp(parts.Address("s3", "bucket", "data/a.jsonl"), 10, '"etag"', "v1", 7),
+    parts.ObjectStamp(parts.Address("s3", "bucket", "b"), 0, "", "v2", 0),
+    parts.ObjectStamp(parts.Address("http", "host:80", "a b/é?.jsonl"), 1 << 40, "", "", 1_700_000_000_000_000_000, 1),
+    parts.ObjectStamp(parts.Address("s3", "other", "\udcff é.jsonl"), 3, 'W/"é"', "", 0, 2),
 ]
 
 
-def file_of(stamp: ObjectStamp) -> FileRef:
+def file_of(stamp: parts.ObjectStamp) -> parts.FileRef:
     """The object for workers. In its digest, the version and the time count only where there is no etag."""
     sign = stamp.etag or stamp.version or str(stamp.mtime_ns)
-    pin = Pin(stamp.store, stamp.address, stamp.etag, stamp.version)
-    return FileRef(stamp.path, stamp.num_bytes, 0, stamp.mtime_ns, 0, digest(str(stamp.num_bytes), sign), pin)
+    pin = parts.Pin(stamp.store, stamp.address, stamp.etag, stamp.version)
+    return parts.FileRef(stamp.path, stamp.num_bytes, 0, stamp.mtime_ns, 0, digest(str(stamp.num_bytes), sign), pin)
 
 
-def packed(stamps: list[ObjectStamp]) -> ObjectRefs:
-    found = ObjectsOfStore()
+def packed(stamps: list[parts.ObjectStamp]) -> parts.ObjectRefs:
+    found = parts.ObjectsOfStore()
     for stamp in stamps:
         found.add(stamp.store, stamp.address, stamp.num_bytes, stamp.etag, stamp.version, stamp.mtime_ns)
     return found.packed()
 
 
-def sent(refs: ObjectRefs) -> ObjectRefs:
-    job = Job(files=refs, tokenize=None, max_row_bytes=1, block_bytes=1, slack_bytes=0)
-    found = decode_job(encode(job)).files
-    assert isinstance(found, ObjectRefs)
+def sent(refs: parts.ObjectRefs) -> parts.ObjectRefs:
+    job = parts.Job(files=refs, tokenize=None, max_row_bytes=1, block_bytes=1, slack_bytes=0)
+    found = parts.decode_job(encode(job)).files
+    assert isinstance(found, parts.ObjectRefs)
     return found
 
 
@@ -217,7 +195,7 @@ def test_each_object_is_what_it_is_by_itself(way):
     assert list(refs) == refs[:] == [refs[number] for number in range(-4, 0)] == expected
     assert list(refs.paths) == [file.path for file in expected]
     assert list(refs.sizes) == [file.num_bytes for file in expected]
-    assert ([ObjectStamp.of(file) for file in refs], list(joined([]))) == (STAMPS, [])
+    assert ([parts.ObjectStamp.of(file) for file in refs], list(joined([]))) == (STAMPS, [])
     with pytest.raises(IndexError):
         refs[4]
 
@@ -231,8 +209,8 @@ def test_their_fingerprint_is_that_of_files(num_objects):
     ]
     files = list(map(file_of, stamps))
 
-    expected = data_fingerprint(files)
-    assert data_fingerprint(packed(stamps)) == data_fingerprint(sent(packed(stamps))) == expected
+    expected = parts.data_fingerprint(files)
+    assert parts.data_fingerprint(packed(stamps)) == parts.data_fingerprint(sent(packed(stamps))) == expected
 
 
 class Listed:
@@ -244,11 +222,11 @@ class Listed:
     def pinned(self, key: str) -> str:
         return key
 
-    def list(self, prefix: str) -> Iterator[ObjectStamp]:
+    def list(self, prefix: str) -> Iterator[parts.ObjectStamp]:
         keys = (f"{one:06}.jsonl" for one in range(self._number))
-        return (ObjectStamp(Address("s3", str(self._number), key), 3, '"e"') for key in keys)
+        return (parts.ObjectStamp(parts.Address("s3", str(self._number), key), 3, '"e"') for key in keys)
 
-    def read(self, found: ObjectStamp, start: int, stop: int) -> bytes:
+    def read(self, found: parts.ObjectStamp, start: int, stop: int) -> bytes:
         return b"{}\n"[start:stop]
 
     def close(self) -> None:
@@ -258,8 +236,8 @@ class Listed:
 def test_very_many_objects_are_opened_without_a_value_for_each_and_digested_when_they_are_listed(monkeypatch):
     """A first state must not stop the trainer to digest a million objects."""
     made = []
-    of_one = real("object_of_many")
-    change(monkeypatch, object_of_many=lambda self, number: made.append(number) or of_one(self, number))
+    of_one = parts.real("object_of_many")
+    parts.change(monkeypatch, object_of_many=lambda self, number: made.append(number) or of_one(self, number))
 
     blocks = JsonlSource("s3://3000/*.jsonl", storage_options={"store": f"{__name__}:Listed"}).open(1024)
     with monkeypatch.context() as patch:

@@ -12,20 +12,8 @@ from hypothesis import strategies as st
 
 from asyncdata import RowShuffle, Shuffle
 from asyncdata.errors import ConfigError
+from asyncdata.order import order as orders
 from asyncdata.order.mixture import Leaf, Node, ScheduleCursor
-from asyncdata.order.order import (
-    GOLDEN,
-    MASK,
-    ROWS_PER_WINDOW,
-    Order,
-    RowOrder,
-    Share,
-    TorchGenerator,
-    feistel_permutation,
-    mix,
-    mix_one,
-    shuffled_rows,
-)
 from tests.support.examples import in_ci
 
 # These are promises to every snapshot there is. A change that moves one of them makes every run start anew: make a
@@ -55,24 +43,24 @@ DIGESTS = [
 
 @pytest.mark.parametrize(("kind", "seed", "epoch", "size", "window", "expected"), DIGESTS)
 def test_the_order_of_a_window_is_the_same_for_ever(kind, seed, epoch, size, window, expected):
-    order = RowOrder(RowShuffle(), seed) if kind == "all rows" else Order(Shuffle(), seed, size)
+    order = orders.RowOrder(RowShuffle(), seed) if kind == "all rows" else orders.Order(Shuffle(), seed, size)
     found = order.blocks(epoch, window) if kind == "blocks" else order.rows(epoch, window, size)
 
     assert blake2b(found.astype("<i8").tobytes(), digest_size=8).hexdigest() == expected
 
 
 def test_ten_blocks_and_twelve_rows_come_in_this_order_for_ever():
-    order = Order(Shuffle(window_blocks=4), 42, 10)
+    order = orders.Order(Shuffle(window_blocks=4), 42, 10)
 
     assert [order.blocks(0, window).tolist() for window in range(3)] == WINDOWS_OF_TEN[0]
     assert [order.blocks(1, window).tolist() for window in range(3)] == WINDOWS_OF_TEN[1]
     assert order.rows(0, 0, 12).tolist() == TWELVE_ROWS
-    assert RowOrder(RowShuffle(), 42).rows(0, 0, 12).tolist() == TWELVE_OF_ALL_ROWS
+    assert orders.RowOrder(RowShuffle(), 42).rows(0, 0, 12).tolist() == TWELVE_OF_ALL_ROWS
 
 
 @pytest.mark.parametrize("num_blocks", [10**10, 2**60])
 def test_a_window_of_any_number_of_blocks_costs_the_same(num_blocks):
-    order = Order(Shuffle(), 42, num_blocks)
+    order = orders.Order(Shuffle(), 42, num_blocks)
     order.blocks(0, 0)
 
     tracemalloc.start()
@@ -88,18 +76,18 @@ def test_a_window_of_any_number_of_blocks_costs_the_same(num_blocks):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Order(Shuffle(), 0, 0), "at least one block"),
+        (lambda: orders.Order(Shuffle(), 0, 0), "at least one block"),
         (lambda: Shuffle(block_bytes=0), "block_bytes must be at least 1, got 0"),
         (lambda: Shuffle(window_blocks=-1), "window_blocks must be at least 1, got -1"),
         (lambda: Shuffle(block_bytes=1 << 20, window_blocks=1025), "1 GiB"),
         (lambda: Shuffle(block_bytes=1024, window_blocks=1 << 18), "1 GiB"),  # what is read beyond small blocks
         (lambda: RowShuffle(part="test"), "part='test': it must be 'train', 'eval' or None"),
         (lambda: RowShuffle(train_ratio=1.5), "from 0 to 1, got 1.5"),
-        (lambda: Share(rank=2, world_size=2), "there is no rank 2 among 2: ranks are counted from 0"),
-        (lambda: Share(rank=-1, world_size=2), "there is no rank -1 among 2: ranks are counted from 0"),
-        (lambda: Share(rank=0, world_size=0), "there is no rank 0 among 0: ranks are counted from 0"),
-        (lambda: TorchGenerator(0).randperm(-1), "not for -1"),
-        (lambda: TorchGenerator(0).randperm(2**32), "not for 4294967296"),
+        (lambda: orders.Share(rank=2, world_size=2), "there is no rank 2 among 2: ranks are counted from 0"),
+        (lambda: orders.Share(rank=-1, world_size=2), "there is no rank -1 among 2: ranks are counted from 0"),
+        (lambda: orders.Share(rank=0, world_size=0), "there is no rank 0 among 0: ranks are counted from 0"),
+        (lambda: orders.TorchGenerator(0).randperm(-1), "not for -1"),
+        (lambda: orders.TorchGenerator(0).randperm(2**32), "not for 4294967296"),
     ],
 )
 def test_an_order_that_cannot_be_is_refused(make, message):
@@ -113,18 +101,18 @@ def test_a_description_names_everything_the_order_follows_from():
     split = {"part": "eval", "train_ratio": 0.5, "split_seed": 42}
     blocks = {"seed": -5, "enabled": True, "block_bytes": 4096, "window_blocks": 1024, "num_blocks": 3}
 
-    assert RowOrder(shuffle, 3).description() == settings
-    assert RowOrder(msgspec.structs.replace(shuffle, part="eval"), 3).description() == settings | split
-    assert Order(Shuffle(block_bytes=4096), -5, 3).description() == blocks
+    assert orders.RowOrder(shuffle, 3).description() == settings
+    assert orders.RowOrder(msgspec.structs.replace(shuffle, part="eval"), 3).description() == settings | split
+    assert orders.Order(Shuffle(block_bytes=4096), -5, 3).description() == blocks
 
 
 @pytest.mark.parametrize("method", ["keyed", "none"])
 def test_the_windows_of_all_rows_hold_every_row_once_and_all_but_the_last_are_full(method: Any):
-    order, num_rows = RowOrder(RowShuffle(method=method), 0), 2 * ROWS_PER_WINDOW + 5
+    order, num_rows = orders.RowOrder(RowShuffle(method=method), 0), 2 * orders.ROWS_PER_WINDOW + 5
 
     windows = [order.rows(3, window, num_rows).tolist() for window in range(3)]
 
-    assert list(map(len, windows)) == [ROWS_PER_WINDOW, ROWS_PER_WINDOW, 5]
+    assert list(map(len, windows)) == [orders.ROWS_PER_WINDOW, orders.ROWS_PER_WINDOW, 5]
     rows = sum(windows, [])
     assert (sorted(rows), rows == list(range(num_rows))) == (list(range(num_rows)), method == "none")
 
@@ -138,7 +126,7 @@ seeds, epochs, keys = st.integers(-(2**70), 2**70), st.integers(0, 2**40), st.in
 @given(st.integers(1, 3000), st.integers(1, 30), seeds, epochs, st.booleans())
 def test_the_windows_of_an_epoch_hold_every_block_once(num_blocks, num_windows, seed, epoch, enabled):
     window_blocks = -(-num_blocks // num_windows)
-    order = Order(Shuffle(enabled=enabled, window_blocks=window_blocks), seed, num_blocks)
+    order = orders.Order(Shuffle(enabled=enabled, window_blocks=window_blocks), seed, num_blocks)
 
     windows = [order.blocks(epoch, window) for window in range(order.num_windows)]
 
@@ -151,8 +139,8 @@ def test_the_windows_of_an_epoch_hold_every_block_once(num_blocks, num_windows, 
 @in_ci(max_examples=40)
 @given(st.integers(0, 3000), keys)
 def test_the_rows_of_a_window_come_once_each_with_a_key_of_any_length(num_rows, key):
-    assert sorted(shuffled_rows(num_rows, key).tolist()) == list(range(num_rows))
-    assert shuffled_rows(num_rows, 2**64 + key).tolist() == shuffled_rows(num_rows, key).tolist()
+    assert sorted(orders.shuffled_rows(num_rows, key).tolist()) == list(range(num_rows))
+    assert orders.shuffled_rows(num_rows, 2**64 + key).tolist() == orders.shuffled_rows(num_rows, key).tolist()
 
 
 @in_ci(max_examples=40)
@@ -164,7 +152,7 @@ def test_the_rows_of_a_window_come_once_each_with_a_key_of_any_length(num_rows, 
 def test_it_sends_different_numbers_to_different_numbers_within_the_size(size, keys, numbers):
     ids = np.array(sorted({number % size for number in numbers}), dtype=np.int64)
 
-    image = feistel_permutation(ids, size, keys)
+    image = orders.feistel_permutation(ids, size, keys)
 
     assert len(np.unique(image)) == len(ids)
     assert 0 <= image.min() <= image.max() < size
@@ -175,7 +163,7 @@ def test_it_sends_different_numbers_to_different_numbers_within_the_size(size, k
 
 @pytest.mark.parametrize("size", [1000, 4096, 100_003])
 def test_a_permutation_keeps_no_trace_of_the_old_order(size):
-    order = Order(Shuffle(), 42, size)
+    order = orders.Order(Shuffle(), 42, size)
     image = np.concatenate([order.blocks(0, window) for window in range(order.num_windows)])
 
     assert abs(np.corrcoef(np.arange(size), image)[0, 1]) < 4 / np.sqrt(size)
@@ -184,7 +172,7 @@ def test_a_permutation_keeps_no_trace_of_the_old_order(size):
 
 @pytest.mark.parametrize("kind", ["blocks", "rows"])
 def test_the_first_of_a_window_come_from_all_over_it(kind):
-    order = Order(Shuffle(window_blocks=1000), 42, 1000)
+    order = orders.Order(Shuffle(window_blocks=1000), 42, 1000)
     epochs = [order.blocks(epoch, 0) if kind == "blocks" else order.rows(epoch, 0, 1000) for epoch in range(200)]
 
     counts = np.bincount(np.concatenate([epoch[:10] for epoch in epochs]) // 50, minlength=20)
@@ -196,10 +184,10 @@ PUBLISHED = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593
 
 
 def test_mixing_is_the_published_one_of_one_number_and_of_many():
-    words = [1234567 + turn * GOLDEN & MASK for turn in range(1, 6)]
+    words = [1234567 + turn * orders.GOLDEN & orders.MASK for turn in range(1, 6)]
     given_words = np.array(words, np.uint64)
 
-    assert mix(given_words).tolist() == [mix_one(word) for word in words] == PUBLISHED
+    assert orders.mix(given_words).tolist() == [orders.mix_one(word) for word in words] == PUBLISHED
     assert given_words.tolist() == words
 
 
@@ -208,12 +196,12 @@ def test_mixing_is_the_published_one_of_one_number_and_of_many():
 
 @pytest.mark.parametrize("seed", [0, 42, 2**31, 2**32 + 5, -3, 2**63 - 1])
 def test_the_permutations_are_torchs_one_after_the_other(seed):
-    generator = TorchGenerator(42)
+    generator = orders.TorchGenerator(42)
     assert generator.randperm(10).tolist() == [2, 6, 1, 8, 4, 5, 0, 9, 3, 7]
     assert generator.randperm(5).tolist() == [3, 0, 1, 2, 4]
 
     torch = pytest.importorskip("torch")
-    theirs, ours = torch.Generator().manual_seed(seed), TorchGenerator(seed)
+    theirs, ours = torch.Generator().manual_seed(seed), orders.TorchGenerator(seed)
     for size in (0, 1, 2, 3, 10, 1000, 12345, 0, 7):
         assert ours.randperm(size).tolist() == torch.randperm(size, generator=theirs).tolist()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from asyncdata import Position, SourceLocation
-from tests.support.parts import BatchTokenizer, Chunk, ColumnWriter, Tokenized
+from tests.support.parts import BatchTokenizer, Chunk, ColumnWriter
 
 
 class Nowhere:
@@ -13,16 +13,12 @@ class Nowhere:
         return SourceLocation("rows.jsonl", row, 1)
 
 
-def read_back(reply: Tokenized, num_rows: int) -> Chunk:
-    return Chunk(reply, Position(), num_rows, Nowhere(), ends_epoch=False)
-
-
 def run(tokenizer: BatchTokenizer, rows: Iterable[dict[str, Any] | bytes]) -> Chunk:
     """The samples of ``rows``; bytes are rows as they lie in a file."""
     raws = [memoryview(row if isinstance(row, bytes) else json.dumps(row).encode()) for row in rows]
     out = ColumnWriter()
     tokenizer(raws, out)
-    return read_back(out.finish(len(raws), 0.0), len(raws))
+    return Chunk(out.finish(len(raws), 0.0), Position(), len(raws), Nowhere(), ends_epoch=False)
 
 
 def token_ids(chunk: Chunk) -> list[list[int]]:

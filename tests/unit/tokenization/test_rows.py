@@ -1,6 +1,7 @@
 """A row is read as Python's JSON reads it, or is bad; media are bad rows or left out; spans, the plainest way."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,30 +11,9 @@ from hypothesis import example, given
 from asyncdata import ChatTokenizeFn, Position, PromptTokenizeFn
 from asyncdata.core.messages import encode
 from asyncdata.tokenization.rows import excerpt
+from tests.support import parts
 from tests.support.examples import in_ci
 from tests.support.function_kinds import KINDS, chat_prompt
-from tests.support.parts import (
-    MAX_NESTING,
-    MEDIA_KEYS,
-    Chunk,
-    ColumnWriter,
-    Offsets,
-    PromptRowFn,
-    RowDecoder,
-    RowError,
-    RowFault,
-    SampleRange,
-    Span,
-    decode_object,
-    decode_reply,
-    decode_value,
-    encode_spans,
-    missing_key,
-    place_cut,
-    token_spans,
-    trained_tokens,
-    without_media,
-)
 from tests.support.tokenizers import CHAT
 from tests.unit.tokenization import Nowhere, drops, faults, notes, run, token_ids, values
 from tests.unit.tokenization.functions.test_chat import SEES, WRITES_ALL
@@ -83,29 +63,29 @@ def test_bytes_that_no_loader_gives_as_a_row_are_named_too():
         (b'{"\x00a\x00"\x00', "AD104", "raw control byte 0x00 at column 3"),
         (b'{"input": ' + b"9" * 5000 + b"}", "AD117", "more than 4300 digits"),
     ):
-        for read in (decode_object, RowDecoder(["input"])):
-            with pytest.raises(RowFault, match=reason) as caught:
+        for read in (parts.decode_object, parts.RowDecoder(["input"])):
+            with pytest.raises(parts.RowFault, match=reason) as caught:
                 read(memoryview(raw))
             assert (caught.value.code, caught.value.excerpt) == (code, excerpt(raw))
 
 
 @pytest.mark.parametrize("raw", LENIENT_ROWS, ids=range(len(LENIENT_ROWS)))
 def test_every_row_that_pythons_json_accepts_is_accepted(raw):
-    assert same(decode_object(raw), loads(raw))
-    (text,) = RowDecoder(["input"])(memoryview(raw))
+    assert same(parts.decode_object(raw), loads(raw))
+    (text,) = parts.RowDecoder(["input"])(memoryview(raw))
     assert text is not None
-    assert same(decode_value(text), loads(raw)["input"])
+    assert same(parts.decode_value(text), loads(raw)["input"])
 
 
 @in_ci(max_examples=50)
 @given(st.binary())
 @example(b'{"input": "\\ud83d\\ud83d"}')
 def test_no_bytes_raise_anything_but_a_row_fault(raw):
-    for read in (decode_object, decode_value, RowDecoder(["input", "label"])):
+    for read in (parts.decode_object, parts.decode_value, parts.RowDecoder(["input", "label"])):
         try:
             read(raw)
-        except RowFault as fault:
-            encode(RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
+        except parts.RowFault as fault:
+            encode(parts.RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
 
 
 @in_ci(max_examples=50)
@@ -118,13 +98,14 @@ def test_rows_are_accepted_and_refused_as_by_json(raw):
 
     keys = ["input", "label", "in\u00e9"]
     if not isinstance(expected, dict):
-        for read in (decode_object, RowDecoder(keys)):
-            with pytest.raises(RowFault):
+        for read in (parts.decode_object, parts.RowDecoder(keys)):
+            with pytest.raises(parts.RowFault):
                 read(raw)
         return
 
-    assert same(decode_object(raw), expected)
-    found = {key: decode_value(text) for key, text in zip(keys, RowDecoder(keys)(raw), strict=True) if text is not None}
+    assert same(parts.decode_object(raw), expected)
+    texts = zip(keys, parts.RowDecoder(keys)(raw), strict=True)
+    found = {key: parts.decode_value(text) for key, text in texts if text is not None}
     assert same(found, {key: expected[key] for key in keys if key in expected})
 
 
@@ -136,9 +117,9 @@ def test_only_the_keys_asked_for_are_taken_and_stay_as_they_are(keys):
     texts = {"input": b'"caf\xc3\xa9"', "label": b"[1, 2.50]", 'in"put': b"3", "a\\b": b"4"}
     row = b"{%s}" % b", ".join(json.dumps(key).encode() + b": " + text for key, text in texts.items())
 
-    found = RowDecoder(keys)(memoryview(row))
+    found = parts.RowDecoder(keys)(memoryview(row))
 
-    assert [text and decode_value(text) for text in found] == [json.loads(texts.get(key, "null")) for key in keys]
+    assert [text and parts.decode_value(text) for text in found] == [json.loads(texts.get(key, "null")) for key in keys]
     if "label" in keys:  # without an escape in a key, the bytes are the row's own
         assert [text and bytes(text) for text in found] == [texts.get(key) for key in keys]
 
@@ -146,11 +127,11 @@ def test_only_the_keys_asked_for_are_taken_and_stay_as_they_are(keys):
 def test_the_last_of_two_equal_keys_counts_and_a_value_of_another_key_is_checked_but_not_decoded():
     raw = b'{"input": 1, "in\\u0070ut": 2}'
 
-    assert decode_object(raw) == {"input": 2}
-    assert [bytes(text or b"") for text in RowDecoder(["input"])(raw)] == [b"2"]
-    assert RowDecoder(["x"])(b'{"other": ' + b"9" * 5000 + b"}") == (None,)
-    with pytest.raises(RowFault, match="AD106|not UTF-8"):
-        RowDecoder(["x"])(b'{"other": "\xff"}')
+    assert parts.decode_object(raw) == {"input": 2}
+    assert [bytes(text or b"") for text in parts.RowDecoder(["input"])(raw)] == [b"2"]
+    assert parts.RowDecoder(["x"])(b'{"other": ' + b"9" * 5000 + b"}") == (None,)
+    with pytest.raises(parts.RowFault, match="AD106|not UTF-8"):
+        parts.RowDecoder(["x"])(b'{"other": "\xff"}')
 
 
 @pytest.mark.parametrize(
@@ -159,25 +140,25 @@ def test_the_last_of_two_equal_keys_counts_and_a_value_of_another_key_is_checked
     ids=["arrays", "objects", "both"],
 )
 def test_the_nesting_limit_does_not_depend_on_the_python_version(opening, closing, levels):
-    depth = (MAX_NESTING - 1) // levels
+    depth = (parts.MAX_NESTING - 1) // levels
 
     def row(count: int) -> bytes:
         return b'{"input": ' + opening * count + b"1" + closing * count + b"}"
 
-    assert "input" in decode_object(row(depth))
-    assert RowDecoder(["other"])(row(depth)) == (None,)
-    for read in (decode_object, RowDecoder(["other"])):
-        with pytest.raises(RowFault, match="nested deeper than 512"):
+    assert "input" in parts.decode_object(row(depth))
+    assert parts.RowDecoder(["other"])(row(depth)) == (None,)
+    for read in (parts.decode_object, parts.RowDecoder(["other"])):
+        with pytest.raises(parts.RowFault, match="nested deeper than 512"):
             read(memoryview(row(depth + 1)))
 
     in_strings = json.dumps({"input": '[{"' * 2000, "label": ['\\"[', "\\"] * 600}).encode()
-    assert decode_object(in_strings) == json.loads(in_strings)
-    assert RowDecoder(["label"])(in_strings)[0] is not None
+    assert parts.decode_object(in_strings) == json.loads(in_strings)
+    assert parts.RowDecoder(["label"])(in_strings)[0] is not None
 
 
 def test_a_missing_key_lists_the_keys_of_the_row_and_suggests_one():
     def reason(row: dict[str, Any], key: str, setting: str) -> str:
-        return missing_key(json.dumps(row).encode(), key, setting).reason
+        return parts.missing_key(json.dumps(row).encode(), key, setting).reason
 
     assert reason({"input": 1, "label": 2}, "prompt", "prompt_key") == (
         "no key 'prompt': the row has 'input', 'label': set prompt_key='input'?"
@@ -191,9 +172,9 @@ def test_a_missing_key_lists_the_keys_of_the_row_and_suggests_one():
 
 
 def test_an_excerpt_is_one_short_line_and_a_fault_can_always_be_sent():
-    fault = RowFault("AD421", "it said \ud800", b'{"a": "\xff\n\xe2\x82"', "Traceback:\n\udfff")
+    fault = parts.RowFault("AD421", "it said \ud800", b'{"a": "\xff\n\xe2\x82"', "Traceback:\n\udfff")
 
-    encode(RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
+    encode(parts.RowError(0, fault.code, fault.reason, fault.excerpt, fault.traceback))
     assert (fault.reason, fault.excerpt) == ("it said \\ud800", '{"a": "\\\\xff\\n\\\\xe2\\\\x82"')
     assert (excerpt(b"a" * 80), excerpt(memoryview(b"a" * 81))) == ("a" * 80, "a" * 80 + "...")
     assert excerpt("é\n".encode() * 100) == "\\xe9\\n" * 40 + "..."
@@ -209,18 +190,18 @@ fates = st.lists(kept | st.sampled_from(["short", "dull", "", "AD101", "AD421"])
 """Rows are kept, with tokens and columns; dropped, with a reason; or bad, with a code."""
 
 
-def written(rows: list[Fate], cut: int = 0) -> ColumnWriter:
+def written(rows: list[Fate], cut: int = 0) -> parts.ColumnWriter:
     """In two pieces, as a worker does after a batch that raised."""
-    out = ColumnWriter()
+    out = parts.ColumnWriter()
     for piece in (range(min(cut, len(rows))), range(min(cut, len(rows)), len(rows))):
-        part = ColumnWriter(numbers=range(piece.start, len(rows))) if cut else out
+        part = parts.ColumnWriter(numbers=range(piece.start, len(rows))) if cut else out
         for number, row in enumerate(piece):
             place, fate = (number if cut else row), rows[row]
             if not isinstance(fate, str):
                 part.keep(place, fate[0], **{name: json.dumps(value).encode() for name, value in fate[1].items()})
                 part.note(place, f"{len(fate[1])} columns")
             elif fate.startswith("AD"):
-                part.fail(place, RowFault(fate, "why"))
+                part.fail(place, parts.RowFault(fate, "why"))
             else:
                 part.drop(place, fate)
         if cut:
@@ -232,12 +213,12 @@ def written(rows: list[Fate], cut: int = 0) -> ColumnWriter:
 @given(rows=fates, cut=st.integers(1, 12))
 def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(rows, cut):
     reply = written(rows).finish(len(rows), 0.0)
-    chunk = Chunk(decode_reply(encode(reply)), Position(1, 2, 10), len(rows), Nowhere(), ends_epoch=False)
+    chunk = parts.Chunk(parts.decode_reply(encode(reply)), Position(1, 2, 10), len(rows), Nowhere(), ends_epoch=False)
     kept = [(row, *fate) for row, fate in enumerate(rows) if not isinstance(fate, str)]
 
     assert (written(rows, cut).finish(len(rows), 0.0), chunk.num_samples) == (reply, len(kept))
     for number, (row, tokens, columns) in enumerate(kept):
-        sample = SampleRange(chunk, number, number + 1, 0, 0, 1).samples()[0]
+        sample = parts.SampleRange(chunk, number, number + 1, 0, 0, 1).samples()[0]
         assert sample.tokens.tolist() == tokens
         assert same([chunk.value(name, number) for name in COLUMNS], [columns.get(name) for name in COLUMNS])
         assert (sample.position, sample.source) == (Position(1, 2, 10 + row), Nowhere().location(10 + row))
@@ -253,9 +234,9 @@ def test_every_row_is_a_sample_or_a_drop_or_bad_and_is_read_as_it_was_written(ro
 
 
 @st.composite
-def tilings(draw: st.DrawFn) -> list[Span]:
+def tilings(draw: st.DrawFn) -> list[parts.Span]:
     """Offsets as tokenizers give them: rising, some of no characters, some sharing theirs, with gaps."""
-    offsets: list[Span] = []
+    offsets: list[parts.Span] = []
     at = 0
     for kind, length in draw(st.lists(st.tuples(st.sampled_from("tttegs"), st.integers(1, 3)), max_size=20)):
         if kind == "g":
@@ -272,16 +253,16 @@ def tilings(draw: st.DrawFn) -> list[Span]:
 
 
 @st.composite
-def span_lists(draw: st.DrawFn, most: int = 40) -> list[Span]:
+def span_lists(draw: st.DrawFn, most: int = 40) -> list[parts.Span]:
     borders = sorted(draw(st.lists(st.integers(0, most), max_size=12)))
     return list(zip(borders[::2], borders[1::2], strict=False))
 
 
-def covered(spans: list[Span], length: int) -> list[bool]:
+def covered(spans: list[parts.Span], length: int) -> list[bool]:
     return [any(start <= place < stop for start, stop in spans) for place in range(length)]
 
 
-def is_in(token: Span, block: Span) -> bool:
+def is_in(token: parts.Span, block: parts.Span) -> bool:
     start, stop = token
     if start == stop:
         return block[0] <= start < block[1]
@@ -289,17 +270,7 @@ def is_in(token: Span, block: Span) -> bool:
     return all(block[0] <= place < block[1] for place in range(start, stop))
 
 
-@in_ci(max_examples=50)
-@given(offsets=tilings(), blocks=span_lists())
-def test_a_token_is_trained_if_all_its_characters_are_in_one_block(offsets, blocks):
-    spans = token_spans(Offsets.of(offsets), blocks)
-
-    assert covered(spans, len(offsets)) == [any(is_in(token, block) for block in blocks) for token in offsets]
-    assert all(start < stop for start, stop in spans)
-    assert all(one[1] < other[0] for one, other in zip(spans, spans[1:], strict=False))
-
-
-def begins(token: Span, block: Span, text: str) -> bool:
+def begins(token: parts.Span, block: parts.Span, text: str) -> bool:
     """Whether the token holds the block's first character, white space in front of it, and nothing else."""
     return token[0] < block[0] < token[1] <= block[1] and text[token[0] : block[0]].isspace()
 
@@ -308,21 +279,21 @@ def begins(token: Span, block: Span, text: str) -> bool:
 @example(offsets=[(0, 1), (1, 2), (2, 5), (5, 6), (6, 9)], blocks=[(3, 7)], text="a" * 64)
 @given(offsets=tilings(), blocks=span_lists(), text=st.text("ab ", min_size=64, max_size=64))
 def test_tokens_of_a_block_are_trained_or_named(offsets, blocks, text):
-    spans, straddling = trained_tokens(Offsets.of(offsets), blocks, text)
+    """Those of which all characters are in one block; and the first one also with the white space before it."""
+    within = parts.token_spans(parts.Offsets.of(offsets), blocks)
+    spans, straddling = parts.trained_tokens(parts.Offsets.of(offsets), blocks, text)
 
     trained = [any(is_in(token, block) or begins(token, block, text) for block in blocks) for token in offsets]
     touched = [any(max(token[0], block[0]) < min(token[1], block[1]) for block in blocks) for token in offsets]
+    assert covered(within, len(offsets)) == [any(is_in(token, block) for block in blocks) for token in offsets]
+    assert all(start < stop for start, stop in within)
+    assert all(one[1] < other[0] for one, other in pairwise(within))
     assert covered(spans, len(offsets)) == trained
     assert straddling == [place for place in range(len(offsets)) if touched[place] and not trained[place]]
 
 
-def test_spans_are_written_as_json_and_blocks_without_tokens_have_none():
-    assert (encode_spans([(5, 20), (21, 22)]), encode_spans([])) == (b"[[5,20],[21,22]]", b"[]")
-    assert token_spans(Offsets.of([]), [(0, 0), (3, 9)]) == []
-
-
-SINGLE = Offsets.of([(place, place + 1) for place in range(12)])
-SHARED = Offsets.of([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4)])
+SINGLE = parts.Offsets.of([(place, place + 1) for place in range(12)])
+SHARED = parts.Offsets.of([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4)])
 
 
 @pytest.mark.parametrize(
@@ -334,7 +305,7 @@ SHARED = Offsets.of([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4)])
     ],
 )  # fmt: skip
 def test_a_context_is_cut_where_it_should_be_and_no_character_in_two(offsets, context, num_tokens, cut, removed):
-    assert place_cut(offsets, context, num_tokens, cut) == removed
+    assert parts.place_cut(offsets, context, num_tokens, cut) == removed
 
 
 TEXT = {"type": "text", "text": "What is it?"}
@@ -372,20 +343,20 @@ def test_a_content_part_that_is_a_medium_makes_a_bad_row(name, template):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_key_of_a_row_with_media_makes_a_bad_row_and_an_empty_one_does_no_harm(name, kind):
-    full = [{key: ["a.png"]} for key in MEDIA_KEYS] + [{"image": {"bytes": "aGk=", "path": None}}]
+    full = [{key: ["a.png"]} for key in parts.MEDIA_KEYS] + [{"image": {"bytes": "aGk=", "path": None}}]
     empty = [None, "", [], {}, False, True, 0, [None], [[]], {"bytes": None, "path": None}]
     rows = [{**kind.row, "images": each, "audio": each} for each in empty]
 
     chunk = run(kind.make(name).open(), [*rows, *({**kind.row, **each} for each in full)])
 
     assert faults(chunk) == [(len(rows) + number, "AD130") for number in range(len(full))]
-    assert f"the row has '{MEDIA_KEYS[0]}'" in chunk.errors[0].reason
+    assert f"the row has '{parts.MEDIA_KEYS[0]}'" in chunk.errors[0].reason
     assert (chunk.num_samples, notes(chunk)) == (len(rows), {})
 
 
 def test_a_key_that_a_setting_names_is_no_medium_and_rows_for_a_framework_keep_theirs(name):
     fn = PromptTokenizeFn(name, prompt_key="video", label_key="audio", metadata_key="image")
-    rows = PromptRowFn(name, prompt_key="prompt", apply_chat_template=True, chat_template=SEES, max_length=64)
+    rows = parts.PromptRowFn(name, prompt_key="prompt", apply_chat_template=True, chat_template=SEES, max_length=64)
     row = {"prompt": chat_with({"type": "image"})[:1], "images": ["a.png"]}
 
     chunk = run(fn.open(), [{"video": "a prompt", "audio": [1], "image": {"docker": "a"}}])
@@ -429,4 +400,5 @@ def test_what_is_left_of_a_content(content, left):
     for chat in ([user(content)], json.dumps([user(content)])):
         row = json.dumps({"m": chat, "images": ["a"], "image": {"a": 1}, "n": [1, "[{bad"]}).encode()
 
-        assert json.loads(without_media(row, ["images"])) == {"m": [user(left)], "image": {"a": 1}, "n": [1, "[{bad"]}
+        bare = json.loads(parts.without_media(row, ["images"]))
+        assert bare == {"m": [user(left)], "image": {"a": 1}, "n": [1, "[{bad"]}

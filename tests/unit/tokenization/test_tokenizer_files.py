@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from asyncdata.errors import ConfigError
 from asyncdata.tokenization.tokenizer_files import resolve
 from tests.support.parts import PATTERNS, TokenizerFiles
+from tests.unit.tokenization.trained import variant
 
-Edit = Callable[..., Path]
 TEXTS = [
     "def main(): return 1", "<|im_start|>user\nhello<|im_end|>",
     "<tool> x<TOOL> <new>é <image> <|endoftext|><unk>[PAD]", " <tool>  <extra_0><extra_1> \n", "",
@@ -27,14 +27,12 @@ def token(text: str, **flags: bool) -> dict[str, Any]:
 
 
 @pytest.fixture
-def edited(small_tokenizer, tmp_path) -> Edit:
+def edited(small_tokenizer, tmp_path) -> Callable[..., Path]:
     """A function that copies the small tokenizer with another configuration, and perhaps other files beside it."""
 
     def edit(files: dict[str, Any] | None = None, **config: Any) -> Path:
         folder = tmp_path / f"tokenizer{len(list(tmp_path.iterdir()))}"
-        shutil.copytree(small_tokenizer, folder)
-        path = folder / "tokenizer_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+        variant(small_tokenizer, folder, config=config)
         for name, content in (files or {}).items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
@@ -55,8 +53,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "named tokens that are new": {"unk_token": "<unk>", "pad_token": "[PAD]", "bos_token": None},
     "named tokens with flags": {"unk_token": {"__type": "AddedToken", **token("<unk>", lstrip=True)}},
     "a named token among the declared": {
-        "unk_token": "<unk>", "added_tokens_decoder": {"2000": token("<unk>", special=False, rstrip=True)},
-    },
+        "unk_token": "<unk>", "added_tokens_decoder": {"2000": token("<unk>", special=False, rstrip=True)}},
     "extra tokens": {"extra_special_tokens": ["<extra_0>", "<extra_1>", "<|im_end|>"]},
     "extra tokens of the old name": {"additional_special_tokens": ["<extra_1>", "<extra_0>"]},
     "extra tokens with names": {"extra_special_tokens": {"image_token": "<image>", "boi_token": "<extra_0>"}},
@@ -69,8 +66,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         }
     },
     "legacy files that do not count": {
-        "files": {"special_tokens_map.json": {"eos_token": "<new>"}}, "added_tokens_decoder": {},
-    },
+        "files": {"special_tokens_map.json": {"eos_token": "<new>"}}, "added_tokens_decoder": {}},
 }  # fmt: skip
 
 
@@ -128,8 +124,7 @@ TEMPLATES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "files": (
         {"chat_template": "A", "files": {"chat_template.jinja": "F", "additional_chat_templates/rag.jinja": "R",
                                          "additional_chat_templates/notes.txt": "N"}},
-        {"default": "F", "rag": "R"},
-    ),
+        {"default": "F", "rag": "R"}),
     "additional files alone": ({"chat_template": "A", "files": {"additional_chat_templates/rag.jinja": "R\r\né"}},
         {"rag": "R\né"}),
     "a processor's file": ({"chat_template": "A", "files": {"chat_template.json": {"chat_template": "P"}}},

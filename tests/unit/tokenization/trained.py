@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
-from asyncdata import DataLoader, TokenizeFn
+from asyncdata import TokenizeFn
+from tests.support.loaders import Outcome, deliver
 from tests.support.parts import Chunk
 from tests.unit.tokenization import run
 
@@ -26,14 +27,19 @@ def talk(*texts: Any) -> list[dict[str, Any]]:
     return [(user, assistant)[number % 2](text) for number, text in enumerate(texts)]
 
 
-def delivered(folder: Path, fn: Any, *rows: dict[str, Any] | str, **knobs: Any) -> list[Any]:
-    """The samples of rows by a loader, in their order; text is a line as it is."""
+def outcome(folder: Path, fn: Any, *rows: dict[str, Any] | str, **knobs: Any) -> Outcome:
+    """What a loader gives and says of rows, in their order; text is a line as it is. Errors are raised."""
     path = folder / "rows.jsonl"
     lines = ((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
     path.write_text("".join(lines), encoding="utf-8")
-    settings: dict[str, Any] = {"num_workers": 0, "shuffle": False, "epochs": 1, "batch_size": 1, **knobs}
-    with DataLoader(str(path), tokenize_fn=fn, **settings) as loader:
-        return [sample for batch in loader for sample in batch]
+    found = deliver(str(path), fn, **knobs)
+    if found.error is not None:
+        raise found.error
+    return found
+
+
+def delivered(folder: Path, fn: Any, *rows: dict[str, Any] | str, **knobs: Any) -> list[Any]:
+    return outcome(folder, fn, *rows, **knobs).samples
 
 
 def tokenizer_of(fn: Any) -> Tokenizer:
@@ -56,12 +62,20 @@ def trained(fn: TokenizeFn, row: dict[str, Any]) -> list[str]:
     return texts
 
 
-def variant(folder: Path, target: Path, *, config: dict[str, Any] | None = None, **parts: Any) -> str:
-    """A copy of a tokenizer's folder, with ``parts`` of its tokenizer.json and its configuration changed."""
+def variant(folder: Path, target: Path, *, config: dict[str, Any] | None = None, around: str = "", **parts: Any) -> str:
+    """A copy of a tokenizer's folder, with ``parts`` of its tokenizer.json and its configuration changed.
+
+    :param around: special tokens that it puts around every text, ``$A``.
+    """
+    if around:
+        tokens = [("<|endoftext|>", 0), ("<|im_start|>", 1), ("<|im_end|>", 2)]
+        processor = processors.TemplateProcessing(single=around, special_tokens=tokens)
+        parts["post_processor"] = json.loads(processor.__getstate__())
     shutil.copytree(folder, target)
-    for name, changes in (("tokenizer.json", parts), ("tokenizer_config.json", config or {})):
-        values = json.loads((target / name).read_text(encoding="utf-8"))
-        (target / name).write_text(json.dumps(values | changes), encoding="utf-8")
+    for name, changes in (("tokenizer.json", parts), ("tokenizer_config.json", config)):
+        if changes:
+            values = json.loads((target / name).read_text(encoding="utf-8"))
+            (target / name).write_text(json.dumps(values | changes), encoding="utf-8")
     return str(target)
 
 
@@ -69,10 +83,6 @@ def added_tokens(folder: Path, **flags: Any) -> list[dict[str, Any]]:
     """The folder's added tokens, each with these flags."""
     values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     return [token | flags for token in values["added_tokens"]]
-
-
-def rows_of(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines()
 
 
 def their_mask(folder: str, chat: list[dict[str, Any]], tools: Any = None, template: str | None = None) -> Any:
@@ -85,6 +95,4 @@ def their_mask(folder: str, chat: list[dict[str, Any]], tools: Any = None, templ
 
 def mask_of(chunk: Any, sample: int = 0) -> list[int]:
     spans = chunk.value("spans", sample)
-    return [
-        int(any(start <= at < stop for start, stop in spans)) for at in range(len(chunk.tokens_of(sample).tolist()))
-    ]
+    return [int(any(start <= at < stop for start, stop in spans)) for at in range(len(chunk.tokens_of(sample)))]

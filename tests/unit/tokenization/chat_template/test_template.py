@@ -8,20 +8,8 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from asyncdata.errors import ConfigError
+from tests.support import parts
 from tests.support.chat_templates import EACH, LOOKS, SPECIAL, WELL_KNOWN
-from tests.support.parts import (
-    ADD,
-    NOTHING_PROVEN,
-    ChatSpans,
-    ChatTemplate,
-    Program,
-    RowFault,
-    Shapes,
-    Step,
-    change,
-    choose_templates,
-    make_environment,
-)
 from tests.unit.tokenization.trained import assistant, talk, user
 
 CHAT = [
@@ -81,7 +69,7 @@ def attempt(render: Callable[[], str]) -> str | None:
 def both(their_tokenizer: Any, template: str, messages: Any, tools: Any = None, **kwargs: Any) -> tuple[Any, Any]:
     """What transformers renders and what we render; None for an error."""
     variables = {"add_generation_prompt": True, **their_tokenizer.special_tokens_map, **kwargs}
-    ours = attempt(lambda: ChatTemplate(template, variables).render(messages, tools))
+    ours = attempt(lambda: parts.ChatTemplate(template, variables).render(messages, tools))
     theirs = attempt(
         lambda: their_tokenizer.apply_chat_template(
             messages, tools=tools, chat_template=template, tokenize=False, **{"add_generation_prompt": True, **kwargs}
@@ -112,12 +100,12 @@ def test_a_template_is_compiled_without_running_any_of_it():
     ]  # fmt: skip
     for template in ("{{ $ }}", "{% set x = $ %}{{ x }}", "{% if $ %}{{ ($) if $ else 1 }}{% endif %}"):
         for source in (template.replace("$", constant) for constant in constants):
-            assert "zzzz" not in str(make_environment(ImmutableSandboxedEnvironment).compile(source, raw=True))
-            assert ChatTemplate(source, {}).render([]) == "zzzz"
+            assert "zzzz" not in str(parts.make_environment(ImmutableSandboxedEnvironment).compile(source, raw=True))
+            assert parts.ChatTemplate(source, {}).render([]) == "zzzz"
     for expression in ("1 + 1", "9 ** (9 ** 9)"):  # the first one fails at once, where the second would hang
         with pytest.raises(ConfigError, match="AD411 .* line 1 is not valid Jinja: autoescape must be true or false"):
-            ChatTemplate(f"{{% autoescape {expression} %}}{{% endautoescape %}}", {})
-    assert ChatTemplate("{% autoescape true %}{{ '<' }}{% endautoescape %}", {}).render([]) == "&lt;"
+            parts.ChatTemplate(f"{{% autoescape {expression} %}}{{% endautoescape %}}", {})
+    assert parts.ChatTemplate("{% autoescape true %}{{ '<' }}{% endautoescape %}", {}).render([]) == "&lt;"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +120,7 @@ def test_a_template_is_compiled_without_running_any_of_it():
 )
 def test_a_template_that_would_take_long_to_compile_is_refused_with_the_limit(text, reason):
     with pytest.raises(ConfigError, match=f"AD411 the chat template{reason}"):
-        ChatTemplate(text, {})
+        parts.ChatTemplate(text, {})
 
 
 @pytest.mark.parametrize(
@@ -150,8 +138,8 @@ def test_a_template_that_would_take_long_to_compile_is_refused_with_the_limit(te
     ids=["raises", "adds", "undefined", "in a macro", "in a block"],
 )
 def test_a_templates_error_names_its_line(template, reason):
-    with pytest.raises(RowFault) as caught:
-        ChatTemplate(template, {}).render([{"role": "user"}])
+    with pytest.raises(parts.RowFault) as caught:
+        parts.ChatTemplate(template, {}).render([{"role": "user"}])
 
     assert caught.value.code == "AD412"
     assert caught.value.reason.startswith(reason)
@@ -160,20 +148,22 @@ def test_a_templates_error_names_its_line(template, reason):
 def test_a_template_that_is_no_jinja_is_refused_at_once():
     for template in ("{% if %}", "a\n{% generation %}", "{{ 'x }}", "{% nothing %}", "{{ x | nothing }}"):
         with pytest.raises(ConfigError, match=f"line {template.count(chr(10)) + 1} is not valid Jinja"):
-            ChatTemplate(template, {})
+            parts.ChatTemplate(template, {})
 
 
 def test_messages_are_left_as_they_were_and_a_template_is_told_the_date_that_was_given_and_never_sees_the_clock():
     message, today = {"role": "user", "content": None, "reasoning": "x"}, datetime.datetime(2024, 7, 26)
     asks = "{{ strftime_now('%d %b %Y') }}"
 
-    assert ChatTemplate("{{ messages }}{{ strftime_now(format='%Y') }}", {}, today).render([message])[-4:] == "2024"
+    assert (
+        parts.ChatTemplate("{{ messages }}{{ strftime_now(format='%Y') }}", {}, today).render([message])[-4:] == "2024"
+    )
     assert message == {"role": "user", "content": None, "reasoning": "x"}
-    assert ChatTemplate(asks, {}, today).render([]) == "26 Jul 2024"
+    assert parts.ChatTemplate(asks, {}, today).render([]) == "26 Jul 2024"
     with pytest.raises(ConfigError, match="today="):
-        ChatTemplate(asks, {})
-    with pytest.raises(RowFault, match="today="):
-        ChatTemplate(asks, {"date_string": "26 Jul 2024"}).render([])
+        parts.ChatTemplate(asks, {})
+    with pytest.raises(parts.RowFault, match="today="):
+        parts.ChatTemplate(asks, {"date_string": "26 Jul 2024"}).render([])
 
 
 @pytest.mark.parametrize(
@@ -191,9 +181,9 @@ def test_a_template_is_chosen_as_transformers_does_and_one_that_is_not_there_is_
     given = {{"D": "default", "T": "tool_use", "R": "rag"}[letter]: letter for letter in templates}
     if isinstance(chosen, str):
         with pytest.raises(ConfigError, match=chosen):
-            choose_templates(given, name)
+            parts.choose_templates(given, name)
     else:
-        assert choose_templates(given, name) == chosen
+        assert parts.choose_templates(given, name) == chosen
 
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
@@ -201,23 +191,19 @@ CALL = {"id": "1", "function": {"name": "look", "arguments": {"at": "x", "n": [1
 TOOLS_OF_PROGRAMS = [{"type": "function", "function": {"name": "look"}}]
 
 
-def prove(text: str, messages: list[dict[str, Any]], tools: Any = None, **variables: Any) -> Program:
-    template = ChatTemplate(text, {**VARIABLES, **variables}, datetime.datetime(2026, 1, 31))
+def prove(text: str, messages: list[dict[str, Any]], tools: Any = None, **variables: Any) -> parts.Program:
+    template = parts.ChatTemplate(text, {**VARIABLES, **variables}, datetime.datetime(2026, 1, 31))
     return template.proven(messages, tools, lambda one: ([one.rendered(one.messages, one.tools)], ()))
 
 
-def made(program: Program, messages: list[dict[str, Any]], tools: Any = None) -> list[str] | None:
+def made(program: parts.Program, messages: list[dict[str, Any]], tools: Any = None) -> list[str] | None:
     """The program's text; None for a chat for which it does not hold."""
     values = program.values(messages, tools)
     return None if values is None else program.texts(values)
 
 
-def spans_of(text: str) -> ChatSpans:
-    return ChatSpans(ChatTemplate(text, {**VARIABLES, "add_generation_prompt": False}), "it", SPECIAL, "</s>")
-
-
 def rendered(text: str, messages: list[dict[str, Any]], tools: Any = None) -> list[str]:
-    return [ChatTemplate(text, VARIABLES).rendered(messages, tools)]
+    return [parts.ChatTemplate(text, VARIABLES).rendered(messages, tools)]
 
 
 @pytest.mark.parametrize("name", ["chatml with tools", "thinks", "macro"])
@@ -250,8 +236,10 @@ def test_a_chat_that_the_template_refuses_is_not_proven_and_says_nothing_of_othe
 
 
 def test_a_proof_that_takes_very_many_operations_is_given_up(monkeypatch):
-    change(monkeypatch, most_operations=100)
-    template = ChatTemplate("{% for a in messages %}{% for b in messages %}{{ a.content }}{% endfor %}{% endfor %}", {})
+    parts.change(monkeypatch, most_operations=100)
+    template = parts.ChatTemplate(
+        "{% for a in messages %}{% for b in messages %}{{ a.content }}{% endfor %}{% endfor %}", {}
+    )
     short, long = ([{"role": "user", "content": text}] * number for text, number in (("a", 2), ("b", 20)))
     programs = [
         template.proven(chat, None, lambda each: ([each.rendered(each.messages)], ())) for chat in (short, long)
@@ -280,9 +268,10 @@ def test_a_message_that_begins_after_text_of_another_message_is_not_proven():
     text += "{{ BEFORE if BEFORE.startswith('x') else 'yy' }}{{ m.content + '<|im_end|>' }}"
     text += "{{ '.' if loop.last }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
     text += "{{ '<|im_start|>' if add_generation_prompt }}"
-    spans = spans_of(text.replace("BEFORE", "messages[loop.index0 - 1].content"))
+    text = text.replace("BEFORE", "messages[loop.index0 - 1].content")
+    template = parts.ChatTemplate(text, {**VARIABLES, "add_generation_prompt": False})
 
-    assert spans.proven(talk("x", "b", "c"), None, [1]).parts is None
+    assert parts.ChatSpans(template, "it", SPECIAL, "</s>").proven(talk("x", "b", "c"), None, [1]).parts is None
 
 
 def test_the_date_that_a_template_is_told_is_a_constant():
@@ -331,10 +320,10 @@ class Prover:
         self.asked: list[tuple[list[dict[str, Any]], Any, Any]] = []
         self.proves = proves
 
-    def __call__(self, messages: list[dict[str, Any]], tools: Any, more: Any) -> Program:
+    def __call__(self, messages: list[dict[str, Any]], tools: Any, more: Any) -> parts.Program:
         self.asked.append((messages, tools, more))
-        steps = [Step(0, len, len(messages[0]["content"]))]
-        return Program([(0, "content")], steps, [("[", 0, "]")] if self.proves else None)
+        steps = [parts.Step(0, len, len(messages[0]["content"]))]
+        return parts.Program([(0, "content")], steps, [("[", 0, "]")] if self.proves else None)
 
 
 @pytest.fixture
@@ -343,7 +332,7 @@ def prover() -> Prover:
 
 
 def test_a_shape_is_proven_when_it_comes_for_the_second_time_and_is_of_roles_keys_and_types(prover):
-    shapes = Shapes(prover)
+    shapes = parts.Shapes(prover)
 
     assert [shapes.texts([user(text)], None) for text in "abc"] == [None, ["[b]"], ["[c]"]]
     others: list[tuple[Any, Any, Any]] = [
@@ -358,7 +347,7 @@ def test_a_shape_is_proven_when_it_comes_for_the_second_time_and_is_of_roles_key
 
 
 def test_as_many_shapes_are_kept_as_came_lately(prover):
-    shapes = Shapes(prover)
+    shapes = parts.Shapes(prover)
     often = [user("a", often=1)]
     for number in range(2000):
         shapes.texts([user("a", **{str(number): 1})], None)
@@ -374,7 +363,7 @@ def test_as_many_shapes_are_kept_as_came_lately(prover):
     ids=["too many", "list", "number", "none"],
 )
 def test_chats_that_are_too_long_or_have_odd_roles_are_rendered(prover, messages):
-    shapes = Shapes(prover)
+    shapes = parts.Shapes(prover)
 
     assert ([shapes.texts(messages, None) for _ in range(3)], prover.asked) == ([None, None, None], [])
 
@@ -383,7 +372,7 @@ def test_a_value_that_is_too_deep_to_be_made_into_text_is_rendered():
     deep: Any = "a"
     for _ in range(100_000):
         deep = [deep]
-    program = Program([(0, "content")], [Step(0, repr, ADD)], [(1,)])
+    program = parts.Program([(0, "content")], [parts.Step(0, repr, parts.ADD)], [(1,)])
 
     assert program.values([{"role": "user", "content": deep}], None) is None
     while isinstance(deep, list):  # or Python would take it apart recursively
@@ -391,16 +380,16 @@ def test_a_value_that_is_too_deep_to_be_made_into_text_is_rendered():
 
 
 def test_a_program_that_comes_to_another_text_than_the_template_is_not_used():
-    program = Program([(0, "content")], [], [("a", 0)])
+    program = parts.Program([(0, "content")], [], [("a", 0)])
 
     assert program.checked([user("b")], None, lambda: ["ab"]) is program
     assert program.checked([user("b")], None, lambda: ["ac"]).parts is None
-    assert NOTHING_PROVEN.checked([user("b")], None, lambda: ["ac"]) is NOTHING_PROVEN
+    assert parts.NOTHING_PROVEN.checked([user("b")], None, lambda: ["ac"]) is parts.NOTHING_PROVEN
 
 
 def test_a_template_is_not_run_for_a_shape_that_is_known_and_is_run_where_nothing_is_proven(monkeypatch):
-    proven = ChatTemplate("<{{ messages[0].content }}>", {})
-    unproven = ChatTemplate("{{ messages[0].content[0] }}{% block x %}{% endblock %}", {})
+    proven = parts.ChatTemplate("<{{ messages[0].content }}>", {})
+    unproven = parts.ChatTemplate("{{ messages[0].content[0] }}{% block x %}{% endblock %}", {})
 
     assert [proven.render([user(text)]) for text in "ab"] == ["<a>", "<b>"]
     monkeypatch.setattr(proven, "rendered", None)

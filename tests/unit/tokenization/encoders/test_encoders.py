@@ -24,25 +24,10 @@ from asyncdata.errors import ConfigError
 from asyncdata.tokenization.encoders import fast_backends, text_encoder
 from asyncdata.tokenization.encoders.equivalence_records import find, keep
 from asyncdata.tokenization.encoders.text_encoder import choose
+from tests.support import parts
 from tests.support.examples import in_ci
 from tests.support.function_kinds import CAFE as CHAT
 from tests.support.function_kinds import KINDS
-from tests.support.parts import (
-    BoundedEncoder,
-    FlatIds,
-    HfEncoder,
-    LengthsById,
-    Located,
-    OffsetCheck,
-    TokenizerFiles,
-    TokenLengths,
-    WrongIdsError,
-    change,
-    lengths_of,
-    open_encoder,
-    real,
-    subject_of,
-)
 from tests.support.tokenizers import RARE, Fake, FoundOut, audit_often, install
 from tests.unit.tokenization import outcomes, run
 
@@ -52,7 +37,7 @@ def tokenizer(small_tokenizer) -> Tokenizer:
     return Tokenizer.from_file(str(small_tokenizer / "tokenizer.json"))
 
 
-def ids_of(flat: FlatIds) -> list[list[int]]:
+def ids_of(flat: parts.FlatIds) -> list[list[int]]:
     return [array("i", ids).tolist() for ids in flat.of_each()]
 
 
@@ -67,7 +52,7 @@ class Watched(Fake):
         super().__init__(*args)
         self.texts: list[str] = []
 
-    def __call__(self, texts: list[str]) -> FlatIds:
+    def __call__(self, texts: list[str]) -> parts.FlatIds:
         self.texts += texts
         return super().__call__(texts)
 
@@ -83,9 +68,9 @@ def watched(monkeypatch, tokenizer, files) -> Watched:
 
 
 def test_texts_that_are_not_proven_go_to_tokenizers_and_keep_their_place(watched, tokenizer, files, monkeypatch):
-    loads, load = [], real("load_a_tokenizer")
-    change(monkeypatch, load_a_tokenizer=lambda self: loads.append(1) or load(self))
-    encoder = open_encoder(files)
+    loads, load = [], parts.real("load_a_tokenizer")
+    parts.change(monkeypatch, load_a_tokenizer=lambda self: loads.append(1) or load(self))
+    encoder = parts.open_encoder(files)
     assert ids_of(encoder(["one", "two"]).flat) == expected(tokenizer, ["one", "two"])
     assert loads == [], "it is not loaded until a text needs it"
     watched.texts.clear()
@@ -100,10 +85,10 @@ def test_texts_that_are_not_proven_go_to_tokenizers_and_keep_their_place(watched
 
 
 def test_hf_uses_no_backend_and_one_that_raises_leaves_the_texts_to_tokenizers(watched, tokenizer, files, monkeypatch):
-    encoder = open_encoder(files)
+    encoder = parts.open_encoder(files)
     monkeypatch.setattr(Watched, "__call__", Mock(side_effect=RuntimeError("no memory")))
 
-    for each in (encoder, open_encoder(files, "hf")):
+    for each in (encoder, parts.open_encoder(files, "hf")):
         assert ids_of(each(["one", "two"]).flat) == expected(tokenizer, ["one", "two"])
     assert Watched.__call__.call_count == 1  # type: ignore[attr-defined]
 
@@ -125,31 +110,34 @@ def found_out(monkeypatch, tokenizer, files) -> Callable[[str], None]:
 
 def test_the_audit_finds_a_text_that_the_sweep_did_not_and_revokes_the_proof(found_out, files):
     found_out("a rare text")
-    encoder = open_encoder(files)
+    encoder = parts.open_encoder(files)
     for _ in range(20):
         encoder(["common", "text"])
 
-    with pytest.raises(WrongIdsError, match=r"AD436 .*'gigatoken' 1\.0 gives other ids than .*'hf'") as caught:
+    with pytest.raises(parts.WrongIdsError, match=r"AD436 .*'gigatoken' 1\.0 gives other ids than .*'hf'") as caught:
         for _ in range(20):
             encoder(["a rare text", "a rare text"])
     assert (caught.value.excerpt, caught.value.is_here) == ("a rare text", True)
-    with pytest.raises(WrongIdsError, match="AD436") as again:
+    with pytest.raises(parts.WrongIdsError, match="AD436") as again:
         encoder(["another"])
     assert not again.value.is_here
 
-    subject = subject_of(files, "gigatoken")
-    assert subject is not None
-    refusal = (find(subject) or pytest.fail("revoked, not removed")).refusal
+    refusal = proof_of(files).refusal
     assert "a text of 11 characters" in refusal
     assert "a rare text" not in refusal
     assert choose(files, "auto") is None
+
+
+def proof_of(files: parts.TokenizerFiles) -> Any:
+    """The proof that is kept, which may be revoked."""
+    return find(parts.subject_of(files, "gigatoken")) or pytest.fail("there is none")
 
 
 def is_found_out(encoder: text_encoder.Encoder) -> bool:
     try:
         for _ in range(20):
             encoder(["a rare text"] * 2)
-    except WrongIdsError:
+    except parts.WrongIdsError:
         return True
     return False
 
@@ -158,9 +146,9 @@ def is_found_out(encoder: text_encoder.Encoder) -> bool:
 def test_it_begins_in_a_pause_or_when_much_has_been_done(found_out, files, monkeypatch):
     """Before that, no request waits for ``tokenizers`` to be loaded."""
     found_out("a rare text")
-    has_worked = open_encoder(files)
-    change(monkeypatch, work_before_an_audit_s=1e9)
-    busy, paused = open_encoder(files), open_encoder(files)
+    has_worked = parts.open_encoder(files)
+    parts.change(monkeypatch, work_before_an_audit_s=1e9)
+    busy, paused = parts.open_encoder(files), parts.open_encoder(files)
     assert not is_found_out(busy)
     assert not is_found_out(paused)
     assert fast_backends.has_idle_work()
@@ -173,11 +161,11 @@ def test_it_begins_in_a_pause_or_when_much_has_been_done(found_out, files, monke
 
 
 def test_an_error_in_idle_work_is_reported_by_the_next_batch(found_out, files, monkeypatch):
-    change(monkeypatch, work_before_an_audit_s=1e9)
+    parts.change(monkeypatch, work_before_an_audit_s=1e9)
     found_out("a rare text")
-    encoder = open_encoder(files)
+    encoder = parts.open_encoder(files)
     assert not is_found_out(encoder)
-    change(monkeypatch, load_a_tokenizer=lambda _: Path("/nowhere").read_text())
+    parts.change(monkeypatch, load_a_tokenizer=lambda _: Path("/nowhere").read_text())
 
     fast_backends.do_idle_work()
 
@@ -233,7 +221,6 @@ AUDITOR = """
 import sys
 sys.path[:] = sys.argv[1:]
 from asyncdata.tokenization.encoders import text_encoder
-from tests.support.parts import change, real
 text_encoder.FIRST_AUDIT_TOKENS = 1
 print(text_encoder._Audit().is_due(5), flush=True)
 sys.stdin.read()
@@ -259,14 +246,14 @@ def test_one_process_of_a_run_audits_and_another_when_it_is_gone():
 
 
 def test_a_backend_is_loaded_again_when_its_caches_have_grown(tokenizer, monkeypatch):
-    load = Mock(side_effect=lambda: HfEncoder(tokenizer))
-    change(monkeypatch, most_growth_of_an_encoder=50)
-    change(monkeypatch, look_at_growth_every=0)
-    encoder = BoundedEncoder(load)
+    load = Mock(side_effect=lambda: parts.HfEncoder(tokenizer))
+    parts.change(monkeypatch, most_growth_of_an_encoder=50)
+    parts.change(monkeypatch, look_at_growth_every=0)
+    encoder = parts.BoundedEncoder(load)
     texts = ["one two", "three"]
 
     def loads_after(num_bytes: int) -> int:
-        change(monkeypatch, private_bytes=lambda: num_bytes)
+        parts.change(monkeypatch, private_bytes=lambda: num_bytes)
         assert ids_of(encoder(texts)) == expected(tokenizer, texts)
         return load.call_count
 
@@ -286,29 +273,29 @@ a_text = st.lists(
 
 
 @pytest.fixture(scope="module")
-def normalizing(small_tokenizer, tmp_path_factory) -> TokenizerFiles:
+def normalizing(small_tokenizer, tmp_path_factory) -> parts.TokenizerFiles:
     """The small tokenizer, which normalizes to NFC as Qwen's does."""
     return changed(small_tokenizer, tmp_path_factory.mktemp("nfc"), normalizer=normalizers.NFC())
 
 
-def changed(folder: Path, to: Path, **parts: Any) -> TokenizerFiles:
+def changed(folder: Path, to: Path, **settings: Any) -> parts.TokenizerFiles:
     shutil.copytree(folder, to, dirs_exist_ok=True)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    for name, value in parts.items():
+    for name, value in settings.items():
         setattr(tokenizer, name, value)
     tokenizer.save(str(to / "tokenizer.json"))
-    return TokenizerFiles(str(to))
+    return parts.TokenizerFiles(str(to))
 
 
-def plain(found: Sequence[Located | Exception]) -> list[Any]:
+def plain(found: Sequence[parts.Located | Exception]) -> list[Any]:
     return [repr(each) if isinstance(each, Exception) else (list(each.ids), *map(list, each.offsets)) for each in found]
 
 
 @pytest.fixture
-def proven(monkeypatch) -> Callable[[TokenizerFiles], TokenizerFiles]:
+def proven(monkeypatch) -> Callable[[parts.TokenizerFiles], parts.TokenizerFiles]:
     """Makes a backend that gives the right ids, and proves it."""
 
-    def prove(files: TokenizerFiles) -> TokenizerFiles:
+    def prove(files: parts.TokenizerFiles) -> parts.TokenizerFiles:
         backend = Fake(files.load(), lambda text: "\u0416" in text)
         install(monkeypatch, {"gigatoken": lambda: backend}, points=POINTS)
         choose(files, "gigatoken")
@@ -321,21 +308,21 @@ def proven(monkeypatch) -> Callable[[TokenizerFiles], TokenizerFiles]:
 @in_ci(max_examples=40)
 @given(texts=st.lists(a_text | st.text(st.characters(max_codepoint=127), max_size=9), max_size=5))
 def test_offsets_from_ids_are_those_of_tokenizers_for_normal_texts(small_tokenizer, normalizing, form, texts):
-    files = normalizing if form else TokenizerFiles(str(small_tokenizer))
+    files = normalizing if form else parts.TokenizerFiles(str(small_tokenizer))
     tokenizer = files.load()
-    lengths = TokenLengths(lengths_of(files, tokenizer), files.normal_form or "")
+    lengths = parts.TokenLengths(parts.lengths_of(files, tokenizer), files.normal_form or "")
 
-    found = lengths(texts, HfEncoder(tokenizer)(texts))
+    found = lengths(texts, parts.HfEncoder(tokenizer)(texts))
 
-    expected = HfEncoder(tokenizer, offsets=True).located(texts)
+    expected = parts.HfEncoder(tokenizer, offsets=True).located(texts)
     assert files.normal_form == form
     for text, offsets, wanted in zip(texts, found, expected, strict=True):
         is_normal = not form or unicodedata.is_normalized("NFC", text)
         assert (offsets is not None) == is_normal, text
         assert offsets is None or list(map(list, offsets)) == list(map(list, wanted.offsets)), text
-    by_id = LengthsById.of(files, files.load())
+    by_id = parts.LengthsById.of(files, files.load())
     assert by_id is not None
-    assert plain(HfEncoder(files.load(), offsets=True, lengths=by_id).located(texts)) == plain(expected)
+    assert plain(parts.HfEncoder(files.load(), offsets=True, lengths=by_id).located(texts)) == plain(expected)
 
 
 STRIPPING = [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}]
@@ -347,16 +334,17 @@ def test_a_token_that_takes_white_space_has_no_length_and_the_offsets_of_its_own
     tokenizer.add_special_tokens([AddedToken("<sep>", **flags), AddedToken("<x>", special=True)])
     shutil.copytree(files.folder, tmp_path, dirs_exist_ok=True)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    files = TokenizerFiles(str(tmp_path))
-    lengths = TokenLengths(lengths_of(files, tokenizer), "")
+    files = parts.TokenizerFiles(str(tmp_path))
+    lengths = parts.TokenLengths(parts.lengths_of(files, tokenizer), "")
     texts = ["a <sep> b", "\u00e9 <sep> b <sep>", "<sep> \u00e9", "<sep>", "a  <sep><x>", "a<sep>b", "a<x>b", "a b"]
 
-    found = open_encoder(files, "hf", offsets=True).encode(texts)
+    found = parts.open_encoder(files, "hf", offsets=True).encode(texts)
 
     for text, located in zip(texts, found, strict=True):
         spans = [span for id, span in zip(located.ids, zip(*located.offsets, strict=True), strict=True) if id == 2000]
         assert spans == [match.span() for match in re.finditer("<sep>", text)]
-    assert [offsets is None for offsets in lengths(texts, HfEncoder(tokenizer)(texts))] == [True] * 6 + [False] * 2
+    by_length = lengths(texts, parts.HfEncoder(tokenizer)(texts))
+    assert [offsets is None for offsets in by_length] == [True] * 6 + [False] * 2
 
 
 def splitting(*steps: Any) -> dict[str, Any]:
@@ -364,7 +352,7 @@ def splitting(*steps: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("parts", "num_bytes"),
+    ("settings", "num_bytes"),
     [
         (splitting(pre_tokenizers.Split("x", "isolated"), pre_tokenizers.Digits(individual_digits=True)), 2 * 2000),
         ({"normalizer": normalizers.Lowercase()}, 0),
@@ -375,11 +363,11 @@ def splitting(*steps: Any) -> dict[str, Any]:
     ],
     ids=["only splits", "changes case", "replaces", "adds a space", "removes spaces", "no bytes"],
 )
-def test_a_tokenizer_that_changes_the_text_has_no_lengths(small_tokenizer, tmp_path, parts, num_bytes):
-    files = changed(small_tokenizer, tmp_path / "changed", **parts)
+def test_a_tokenizer_that_changes_the_text_has_no_lengths(small_tokenizer, tmp_path, settings, num_bytes):
+    files = changed(small_tokenizer, tmp_path / "changed", **settings)
 
-    assert len(lengths_of(files, files.load())) == num_bytes
-    assert (LengthsById.of(files, files.load()) is None) is (num_bytes == 0)
+    assert len(parts.lengths_of(files, files.load())) == num_bytes
+    assert (parts.LengthsById.of(files, files.load()) is None) is (num_bytes == 0)
 
 
 def lying(lengths: bytes, tokenizer: Tokenizer) -> bytes:
@@ -392,9 +380,9 @@ def lying(lengths: bytes, tokenizer: Tokenizer) -> bytes:
 
 def test_the_check_names_the_first_text_whose_offsets_are_others(files):
     tokenizer = files.load()
-    check = OffsetCheck(tokenizer, TokenLengths(lying(lengths_of(files, tokenizer), tokenizer), ""))
+    check = parts.OffsetCheck(tokenizer, parts.TokenLengths(lying(parts.lengths_of(files, tokenizer), tokenizer), ""))
 
-    assert (check(["one"]), check.difference) == (HfEncoder(tokenizer)(["one"]), "")
+    assert (check(["one"]), check.difference) == (parts.HfEncoder(tokenizer)(["one"]), "")
 
     check(["one", "hea"])
     assert check.difference.endswith(" 'hea'")
@@ -404,16 +392,16 @@ def test_a_proven_backend_tells_the_same_and_tokenizers_is_loaded_late(proven, n
     files = proven(normalizing)
     plain_texts = ["", "one word", "<|im_start|>user\ncaf\u00e9<|im_end|>", "\u4e2d\u6587"[:1]]
     others = ["cafe\u0301", "\u0416", "a \u0958 b", "\ud800", "\u6587"]
-    loads, load = [], real("load_a_tokenizer")
-    change(monkeypatch, load_a_tokenizer=lambda self: loads.append(self.folder) or load(self))
+    loads, load = [], parts.real("load_a_tokenizer")
+    parts.change(monkeypatch, load_a_tokenizer=lambda self: loads.append(self.folder) or load(self))
 
-    encoder = open_encoder(files, offsets=True)
+    encoder = parts.open_encoder(files, offsets=True)
     found = encoder.encode(plain_texts)
     assert loads == []
     mixed = encoder.encode([*others, *plain_texts])
 
     assert len(loads) == 1
-    trusted = open_encoder(files, "hf", offsets=True)
+    trusted = parts.open_encoder(files, "hf", offsets=True)
     assert plain(found) == plain(trusted.encode(plain_texts))
     assert plain(mixed) == plain(trusted.encode([*others, *plain_texts]))
     assert isinstance(mixed[3], Exception)
@@ -452,8 +440,8 @@ def test_a_backend_without_proven_offsets_is_refused_by_name(proven, small_token
     files = proven(changed(small_tokenizer, tmp_path / "lower", normalizer=normalizers.Lowercase()))
     folder = files.folder
 
-    change(monkeypatch, load_a_backend=Mock(side_effect=AssertionError))
-    open_encoder(files, offsets=True)
+    parts.change(monkeypatch, load_a_backend=Mock(side_effect=AssertionError))
+    parts.open_encoder(files, offsets=True)
     assert choose(files, "auto") is not None, "its ids are proven"
     message = r"AD434 tokenizer_backend='gigatoken' does not tell where the tokens of a text lie.*not the bytes of"
     with pytest.raises(ConfigError, match=message):
@@ -463,17 +451,14 @@ def test_a_backend_without_proven_offsets_is_refused_by_name(proven, small_token
 def test_wrong_offsets_in_an_audit_revoke_the_proof(proven, files, monkeypatch):
     proven(files)
     audit_often(monkeypatch)
-    subject = subject_of(files, "gigatoken")
-    assert subject is not None
-    proof = find(subject)
-    assert proof is not None
+    proof = proof_of(files)
     keep(msgspec.structs.replace(proof, token_lengths=lying(proof.token_lengths, files.load())))
-    encoder = open_encoder(files, offsets=True)
+    encoder = parts.open_encoder(files, offsets=True)
 
-    with pytest.raises(WrongIdsError, match=r"AD436 .*'gigatoken' 1\.0 gives other offsets than tokenizers"):
+    with pytest.raises(parts.WrongIdsError, match=r"AD436 .*'gigatoken' 1\.0 gives other offsets than tokenizers"):
         for _ in range(20):
             encoder.encode(["hea", "hea"])
 
     assert choose(files, "auto") is None
-    with pytest.raises(WrongIdsError, match="AD436"):
+    with pytest.raises(parts.WrongIdsError, match="AD436"):
         encoder.encode(["another"])

@@ -1,31 +1,20 @@
 """Nothing of a row is passed over in silence: keys that speak are read or refused, the rest is named once a source."""
 
 import json
-from pathlib import Path
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from structlog.testing import capture_logs
 
-from asyncdata import (
-    BadRows,
-    ChatTokenizeFn,
-    DataLoader,
-    FixedLengthTokenizeFn,
-    Mix,
-    Part,
-    PreferenceTokenizeFn,
-    PromptTokenizeFn,
-    RendererTokenizeFn,
-    RowFn,
-    Telemetry,
-    TextTokenizeFn,
-)
+from asyncdata import ChatTokenizeFn, Mix, Part, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn, RowFn
 from asyncdata.cli.main import main
 from asyncdata.errors import BadRowError
 from asyncdata.workers.inline import InlineExecutor
+from tests.support.function_kinds import KINDS, chat_prompt, fixed_length
+from tests.support.loaders import deliver
 from tests.support.pages import read_page
+from tests.unit.tokenization.trained import delivered, outcome
 
 ASKS, SAYS = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}
 CHAT: dict[str, Any] = {"messages": [ASKS, SAYS]}
@@ -48,25 +37,7 @@ WRITES = (
 )
 
 
-def written(path: Path, *rows: Any) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
-class Run:
-    """What a run over all rows delivers and says."""
-
-    def __init__(self, source: Any, fn: Any, **knobs: Any) -> None:
-        settings: dict[str, Any] = {"num_workers": 0, "shuffle": False, "epochs": 1, "batch_size": 1, **knobs}
-        with capture_logs() as logs, DataLoader(source, tokenize_fn=fn, **settings) as loader:
-            self.samples = [sample for batch in loader for sample in batch]
-            self.now = loader.statistics()
-        self.unread = [log for log in logs if log["event"] == "rows.unread_keys"]
-        self.not_written = [log for log in logs if log["event"] == "chat.not_written"]
-
-
-def run(folder: Path, fn: Any, *rows: Any, **knobs: Any) -> Run:
-    return Run(written(folder / "rows.jsonl", *rows), fn, **knobs)
+UNREAD, NOT_WRITTEN = "rows.unread_keys", "chat.not_written"
 
 
 SPEAKS: dict[str, Any] = {
@@ -75,15 +46,9 @@ SPEAKS: dict[str, Any] = {
 }  # fmt: skip
 FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "chats": (ChatTokenizeFn, CHAT),
-    "prompts": (lambda name, **more: PromptTokenizeFn(name, apply_chat_template=True, **more), {"input": [ASKS]}),
-    "a text as a prompt": (
-        lambda name, **more: PromptTokenizeFn(name, apply_chat_template=True, **more),
-        {"input": "Why?"},
-    ),
-    "a renderer": (
-        lambda name, **more: RendererTokenizeFn(name, build="tests.support.worker_fns:characters", **more),
-        CHAT,
-    ),
+    "prompts": (chat_prompt, {"input": [ASKS]}),
+    "a text as a prompt": (chat_prompt, {"input": "Why?"}),
+    "a renderer": (partial(RendererTokenizeFn, build="tests.support.worker_fns:characters"), CHAT),
 }
 
 
@@ -93,12 +58,12 @@ def test_a_key_that_speaks_is_refused_by_name_with_the_way_out(tmp_path, small_t
     if (make, key) == (ChatTokenizeFn, "chat_template_kwargs"):
         pytest.skip("it is read")
     with pytest.raises(BadRowError, match="AD133") as caught:
-        run(tmp_path, make(small_tokenizer), row, {**row, key: value})
+        outcome(tmp_path, make(small_tokenizer), row, {**row, key: value})
 
     assert f"'{key}'" in str(caught.value) and f"ignore_keys=('{key}',)" in str(caught.value)
     assert f"{tmp_path / 'rows.jsonl'}:2" in str(caught.value)
-    found = run(tmp_path, make(small_tokenizer, ignore_keys=(key,)), row, {**row, key: value})
-    assert (len(found.samples), found.unread, found.now.unread_keys) == (2, [], {})
+    found = outcome(tmp_path, make(small_tokenizer, ignore_keys=(key,)), row, {**row, key: value})
+    assert (len(found.samples), found.of(UNREAD), found.statistics.unread_keys) == (2, [], {})
 
 
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -126,34 +91,11 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize(("settings", "row", "key"), OTHERS.values(), ids=OTHERS)
 def test_so_are_those_of_turns_and_of_other_places(tmp_path, small_tokenizer, settings, row, key):
     with pytest.raises(BadRowError, match="AD133") as caught:
-        run(tmp_path, ChatTokenizeFn(small_tokenizer, **settings), row)
+        outcome(tmp_path, ChatTokenizeFn(small_tokenizer, **settings), row)
 
     assert f"'{key}'" in str(caught.value)
     ignoring = ChatTokenizeFn(small_tokenizer, **settings, ignore_keys=(key,))
-    assert len(run(tmp_path, ignoring, row).samples) == 1
-
-
-def test_the_system_prompt_of_open_hermes_is_read(test_data, tmp_path, small_tokenizer):
-    system = {"role": "system", "content": "You are a pirate."}
-    texts = [("Hello", "Ahoy"), ("Bye", "Fair winds")]
-    chats = [[system, {"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in texts]
-
-    found = Run(str(test_data / "rows" / "unread_keys.jsonl"), ChatTokenizeFn(small_tokenizer))
-
-    same = run(tmp_path, ChatTokenizeFn(small_tokenizer), *({"messages": chat} for chat in chats))
-    assert [one.tokens.tolist() for one in found.samples] == [one.tokens.tolist() for one in same.samples]
-    assert [one["keys"] for one in found.unread] == [["source"]]
-
-
-def test_a_pair_is_not_trained_without_the_system_prompt_beside_its_chats(tmp_path, small_tokenizer):
-    answers = {"chosen": [ASKS, SAYS], "rejected": [ASKS, {**SAYS, "content": "So."}]}
-
-    with pytest.raises(BadRowError, match="AD110 .* without 'system'"):
-        run(tmp_path, PreferenceTokenizeFn(small_tokenizer), {**answers, "system": "Be terse."})
-
-    fn = PreferenceTokenizeFn(small_tokenizer, ignore_keys=("system", "question"))
-    rows = [{**answers, "system": "Be terse."}, {"chosen": "So.", "rejected": "No.", "question": "Why?"}]
-    assert len(run(tmp_path, fn, *rows).samples) == 2
+    assert len(outcome(tmp_path, ignoring, row).samples) == 1
 
 
 RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -174,90 +116,81 @@ RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("settings", "more"), RIGHT.values(), ids=RIGHT)
 def test_right_rows_are_never_refused(tmp_path, small_tokenizer, settings, more):
-    plain, row = {**CHAT, **more}, {**CHAT, **more}
-    plain = {"messages": json.loads(row["messages"]) if isinstance(row["messages"], str) else row["messages"]}
-    fn = ChatTokenizeFn(small_tokenizer, **settings)
+    row = {**CHAT, **more}
+    messages = json.loads(row["messages"]) if isinstance(row["messages"], str) else row["messages"]
 
-    first, second = run(tmp_path, fn, plain, row).samples
+    first, second = delivered(tmp_path, ChatTokenizeFn(small_tokenizer, **settings), {"messages": messages}, row)
 
     assert first.tokens.tolist() == second.tokens.tolist()
 
 
 def test_keys_that_settings_name_are_read(tmp_path, small_tokenizer):
     named = {"messages_key": "chat", "tool_key": "functions", "metadata_key": "info"}
-    found = run(
-        tmp_path,
-        ChatTokenizeFn(small_tokenizer, **named),
-        {"chat": [ASKS, SAYS], "functions": [TOOL], "info": {"a": 1}},
-    )
-    assert (found.unread, found.now.unread_keys) == ([], {})
-    keys = {"question": "ask", "system": "system_prompt"}
-    fn = ChatTokenizeFn(small_tokenizer, dialect="question_answer", dialect_keys=keys)
-    found = run(tmp_path, fn, {"ask": "Why?", "answer": "So.", "system_prompt": "Be terse."})
-    assert (found.unread, found.now.unread_keys) == ([], {})
-    fn = PromptTokenizeFn(small_tokenizer, prompt_key="text", label_key="solution")
-    assert run(tmp_path, fn, {"text": "Why?", "solution": "So.", "system": "x"}).now.unread_keys == {"system": 1}
+    asks = {"dialect": "question_answer", "dialect_keys": {"question": "ask", "system": "system_prompt"}}
+    for settings, row in (
+        (named, {"chat": [ASKS, SAYS], "functions": [TOOL], "info": {"a": 1}}),
+        (asks, {"ask": "Why?", "answer": "So.", "system_prompt": "Be terse."}),
+    ):
+        found = outcome(tmp_path, ChatTokenizeFn(small_tokenizer, **settings), row)
+        assert (found.of(UNREAD), found.statistics.unread_keys) == ([], {})
+    fn, row = PromptTokenizeFn(small_tokenizer, prompt_key="text", label_key="solution"), {"text": "a", "solution": "b"}
+    assert outcome(tmp_path, fn, {**row, "system": "x"}).statistics.unread_keys == {"system": 1}
 
 
 def test_a_refused_row_is_a_bad_row_with_its_reason_counted(tmp_path, small_tokenizer):
     rows = [CHAT, {**CHAT, "system": "Be terse.", "other": 1}]
 
-    found = run(tmp_path, ChatTokenizeFn(small_tokenizer), *rows, bad_rows=BadRows(policy="skip"))
+    found = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), *rows, bad_rows="skip")
 
-    assert (len(found.samples), found.now.dropped_total) == (1, {"bad row AD133": 1})
-    assert found.now.unread_keys == {}, "a bad row is told of anyway"
+    assert (len(found.samples), found.statistics.dropped_total) == (1, {"bad row AD133": 1})
+    assert found.statistics.unread_keys == {}, "a bad row is told of anyway"
 
 
 def test_the_rest_is_named_once_with_an_example_and_its_place(tmp_path, small_tokenizer):
     address = "https://store/a?X-Amz-Signature=0123456789abcdef"
     rows = [{**CHAT, "id": number, "source": "x" * 500, "url": address, "empty": None} for number in range(40)]
 
-    found = run(tmp_path, ChatTokenizeFn(small_tokenizer), *rows)
+    found = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), *rows)
 
-    (event,) = found.unread
+    (event,) = found.of(UNREAD)
     assert (event["keys"], event["value"]) == (["id", "source", "url"], "id: 0")
     assert f"{tmp_path / 'rows.jsonl'}:1" in event["example"]
-    assert found.now.unread_keys == {"id": 8, "source": 8, "url": 8}
-    assert found.now.to_dict()["asyncdata_unread_source_keys"] == 8
+    assert found.statistics.unread_keys == {"id": 8, "source": 8, "url": 8}
+    assert found.statistics.to_dict()["asyncdata_unread_source_keys"] == 8
     for key, least in (("source", "xxx"), ("url", "https://store")):
-        (event,) = run(tmp_path, ChatTokenizeFn(small_tokenizer), {**CHAT, key: rows[0][key]}).unread
+        (event,) = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), {**CHAT, key: rows[0][key]}).of(UNREAD)
         assert least in event["value"] and len(event["value"]) < 120 and "0123456789abcdef" not in event["value"]
-    (event,) = run(tmp_path, ChatTokenizeFn(small_tokenizer), *rows, bad_rows=BadRows(excerpts=False)).unread
+    (event,) = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), *rows, bad_rows={"excerpts": False}).of(UNREAD)
     assert event["keys"] == ["id", "source", "url"] and not event["value"]
 
 
 def test_at_most_twenty_keys_are_named(tmp_path, small_tokenizer):
     rows = [{**CHAT, **{f"key {number} {at}\ud800": 1 for at in range(15)}} for number in range(5)]
 
-    found = run(tmp_path, ChatTokenizeFn(small_tokenizer), *rows)
+    found = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), *rows)
 
-    assert len(found.unread) == 1 and len(found.unread[0]["keys"]) == len(found.now.unread_keys) == 20
+    assert len(found.of(UNREAD)) == 1 and len(found.of(UNREAD)[0]["keys"]) == len(found.statistics.unread_keys) == 20
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "full"])
 @pytest.mark.parametrize("with_samples", [False, True], ids=["", "scans answer with samples"])
-def test_the_first_row_of_each_file_is_looked_at(tmp_path, small_tokenizer, shuffle, with_samples):
-    files = [
-        written(tmp_path / f"{name}.jsonl", *[{**CHAT, name: number} for number in range(60)])
-        for name in ("a", "b", "c")
-    ]
+def test_the_first_row_of_each_file_is_looked_at(jsonl_file, small_tokenizer, shuffle, with_samples):
+    files = [jsonl_file([{**CHAT, name: number} for number in range(60)], f"{name}.jsonl") for name in "abc"]
 
     with patch.object(InlineExecutor, "answers_with_samples", new=with_samples):
-        found = Run(files, ChatTokenizeFn(small_tokenizer), shuffle=shuffle)
+        found = deliver(files, ChatTokenizeFn(small_tokenizer), shuffle=shuffle)
 
-    assert (set(found.now.unread_keys), len(found.unread)) == ({"a", "b", "c"}, 1)
+    assert (set(found.statistics.unread_keys), len(found.of(UNREAD))) == ({"a", "b", "c"}, 1)
 
 
-def test_each_part_of_a_mixture_says_its_own(tmp_path, small_tokenizer):
-    parts = {
-        name: Part(written(tmp_path / f"{name}.jsonl", *[{**CHAT, name: 1}] * 3), when_done="leave")
-        for name in ("one", "two")
-    }
+def test_each_part_of_a_mixture_says_its_own(jsonl_file, small_tokenizer):
+    files = {name: str(jsonl_file([{**CHAT, name: 1}] * 3, f"{name}.jsonl")) for name in ("one", "two")}
+    parts = {name: Part(file, when_done="leave") for name, file in files.items()}
 
-    found = Run(Mix(parts), ChatTokenizeFn(small_tokenizer))
+    found = deliver(Mix(parts), ChatTokenizeFn(small_tokenizer))
 
-    assert sorted((event["source"], *event["keys"]) for event in found.unread) == [("one", "one"), ("two", "two")]
-    assert set(found.now.unread_keys) == {"one one", "two two"}
+    assert sorted((event["source"], *event["keys"]) for event in found.of(UNREAD)) == [("one", "one"), ("two", "two")]
+    assert set(found.statistics.unread_keys) == {"one one", "two two"}
 
 
 def kept(row: dict[str, Any]) -> dict[str, Any]:
@@ -265,12 +198,8 @@ def kept(row: dict[str, Any]) -> dict[str, Any]:
 
 
 COUNTED: dict[str, tuple[Any, dict[str, Any], bool]] = {
-    "text": (TextTokenizeFn, {"text": "Why not?"}, True),
-    "questions": (
-        lambda name: FixedLengthTokenizeFn(name, max_length=32, prompt="{q}", answer="{a}"),
-        {"q": "Why?", "a": "So."},
-        True,
-    ),
+    "text": (KINDS["text"].make, {"text": "Why not?"}, True),
+    "questions": (fixed_length, {"q": "Why?", "a": "So."}, True),
     "whole rows": (lambda _: RowFn(), {"text": "Why?"}, False),
     "a function of a user": (lambda _: kept, {"text": "Why?"}, False),
 }
@@ -278,9 +207,9 @@ COUNTED: dict[str, tuple[Any, dict[str, Any], bool]] = {
 
 @pytest.mark.parametrize(("make", "row", "is_counted"), COUNTED.values(), ids=COUNTED)
 def test_texts_are_counted_only_and_whole_rows_lose_nothing(tmp_path, small_tokenizer, make, row, is_counted):
-    found = run(tmp_path, make(small_tokenizer), {**row, "system": "Be terse.", "id": 1})
+    found = outcome(tmp_path, make(small_tokenizer), {**row, "system": "Be terse.", "id": 1})
 
-    assert (found.unread, found.now.unread_keys) == ([], {"system": 1, "id": 1} if is_counted else {})
+    assert (found.of(UNREAD), found.statistics.unread_keys) == ([], {"system": 1, "id": 1} if is_counted else {})
     assert len(found.samples) == 1
 
 
@@ -302,30 +231,32 @@ LOST: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize(("template", "row", "lost"), LOST.values(), ids=LOST)
 def test_what_a_template_does_not_write_is_said_once_and_counted(tmp_path, small_tokenizer, template, row, lost):
-    found = run(tmp_path, ChatTokenizeFn(small_tokenizer, chat_template=template), row, CHAT, row)
+    found = outcome(tmp_path, ChatTokenizeFn(small_tokenizer, chat_template=template), row, CHAT, row)
 
-    said = [(event["what"], event["num_found"], event["num_rows"]) for event in found.not_written]
+    said = [(event["what"], event["num_found"], event["num_rows"]) for event in found.of(NOT_WRITTEN)]
     assert said == [(what, 2, 3) for what in lost]
-    assert found.now.noted_total == {f"{what}_not_written": 2 for what in lost}
+    assert found.statistics.noted_total == {f"{what}_not_written": 2 for what in lost}
     if lost:
         key = lost[0].removeprefix("earlier_")
         fn = ChatTokenizeFn(small_tokenizer, chat_template=template, ignore_keys=(key,))
-        assert not run(tmp_path, fn, row).now.noted_total
+        assert not outcome(tmp_path, fn, row).statistics.noted_total
 
 
 def test_so_it_is_of_prompts_and_pairs(tmp_path, small_tokenizer):
     prompts = PromptTokenizeFn(small_tokenizer, apply_chat_template=True, chat_template=PLAIN)
     pair = {"prompt": [ASKS], "chosen": [SAYS], "rejected": [{**SAYS, "content": "So.", "reasoning_content": "Hm."}]}
 
-    assert run(tmp_path, prompts, {"input": [ASKS], "tools": [TOOL]}).now.noted_total == {"tools_not_written": 1}
-    found = run(tmp_path, PreferenceTokenizeFn(small_tokenizer, chat_template=PLAIN), pair)
-    assert found.now.noted_total == {"reasoning_content_not_written": 1}
+    assert outcome(tmp_path, prompts, {"input": [ASKS], "tools": [TOOL]}).statistics.noted_total == {
+        "tools_not_written": 1
+    }
+    found = outcome(tmp_path, PreferenceTokenizeFn(small_tokenizer, chat_template=PLAIN), pair)
+    assert found.statistics.noted_total == {"reasoning_content_not_written": 1}
 
 
-def test_inspect_and_the_report_say_the_same(tmp_path, small_tokenizer, capsys):
-    path = written(tmp_path / "rows.jsonl", *[{**CHAT, "source": "web", "tools": [TOOL]}] * 3)
+def test_inspect_and_the_report_say_the_same(tmp_path, jsonl_file, small_tokenizer, capsys):
+    path = str(jsonl_file([{**CHAT, "source": "web", "tools": [TOOL]}] * 3))
     fn = ChatTokenizeFn(small_tokenizer, chat_template=PLAIN)
-    Run(path, fn, telemetry=Telemetry(folder=str(tmp_path / "run")))
+    deliver(path, fn, telemetry={"folder": str(tmp_path / "run")})
 
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0
     tables = read_page((tmp_path / "page.html").read_bytes()).tables

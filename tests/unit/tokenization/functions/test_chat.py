@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn
+from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn
 from tests.support.chat_templates import WELL_KNOWN, plain
 from tests.support.examples import each_value
 from tests.support.tokenizers import CHAT, END, GENERATION, said
@@ -18,7 +17,7 @@ from tests.unit.tokenization.trained import (
     added_tokens,
     assistant,
     mask_of,
-    rows_of,
+    outcome,
     talk,
     their_mask,
     tokenizer_of,
@@ -109,18 +108,6 @@ LEAVES_OUT_THE_STOP = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}
 {%- generation %}{{ m.content + '<|call|>' }}{% endgeneration %}{{ '<|endoftext|>' }}
 {%- else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"""
-# As templates that write each argument by itself.
-WRITES_ARGUMENTS = """\
-{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}
-{%- for call in m.tool_calls or [] %}
-{%- for name, value in call.function.arguments.items() %}{{ name ~ '=' ~ value ~ ';' }}{% endfor %}{% endfor %}
-{{- '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-FILTERS_ITEMS = WRITES_ARGUMENTS.replace(".items()", " | items")
-NAMES_ARGUMENTS = WRITES_ARGUMENTS.replace("name, value", "name").replace(".items()", "").replace(" ~ '=' ~ value", "")
-PRINTS_ARGUMENTS = WRITES_ARGUMENTS.replace(
-    "{%- for name, value in call.function.arguments.items() %}{{ name ~ '=' ~ value ~ ';' }}{% endfor %}",
-    "{{ call.function.arguments if call.function.arguments is string else 'no text' }}",
-)
 LENIENT = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
 {%- if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}
@@ -178,7 +165,6 @@ FIVE = talk("a", "b", "c", "d")
 LOSSES = [user("a"), assistant("b", loss=False), user("c"), assistant("d", loss=True), assistant("e")]
 THINKS = [user("a"), assistant("<think>hm</think>b"), user("c"), assistant("d", reasoning_content="so")]
 SAME = [user("same"), assistant("same"), assistant("same"), user("same"), assistant("same")]
-AS_TEXT = {**CALL, "function": {**CALL["function"], "arguments": '{"at": "sky", "how": [1]}'}}
 THOUGHT = assistant("", thinking="hm", tool_calls=[CALL])
 RESULT = {"role": "tool", "content": "t"}
 ENDS_OTHERWISE = {"eos": OVER, "chat_template": CHANNELS}
@@ -209,35 +195,23 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
         [f"b{END}", f"<think>\nso\n</think>\n\nd{END}"]),
     "no place for thoughts that the prompt has": (
         {"chat_template": WELL_KNOWN["thinks"], "chat_template_kwargs": {"enable_thinking": False}}, FIVE,
-        [f"b{END}", f"d{END}"],
-    ),
+        [f"b{END}", f"d{END}"]),
     "a header that opens thoughts": ({"chat_template": OPENS_THINKING}, THINKS, [f"b{END}", f"d{END}"]),
     "words like that header": ({"chat_template": OPENS_THINKING}, talk("a[A]<think>\nb", "c"), [f"c{END}"]),
     "no generation prompt, and earlier turns that change": ({"chat_template": WITHOUT_A_PROMPT}, FIVE,
         [f"b{END}", f"d{END}"]),
     "a header that the model has to write, as no prompt has it": (
         {"chat_template": WITHOUT_A_PROMPT.replace("{{ m.content + '<|im_end", "{{ '[A]' + m.content + '<|im_end")},
-        FIVE, [f"[A]b{END}", f"[A]d{END}"],
-    ),
+        FIVE, [f"[A]b{END}", f"[A]d{END}"]),
     "every mark": ({}, talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a"), [f"a{END}"]),
     "a stop token that only the whole chat has": ({"chat_template": ENDS_ONCE}, talk("a", "b"), [f"b{END}"]),
     "white space, as no token ends the message": ({"chat_template": WITHOUT_STOP}, talk("a", "b", "c"), [" b\n"]),
     "parts of a content": ({"chat_template": plain(WELL_KNOWN["macro"])},
         talk(part("a", "b"), part("c", "d"), part("e"), part("f")), [f"cd{END}", f"f{END}"]),
     "calls without content": ({"chat_template": WITH_CALLS}, called(CALL), [f"<call>look</call>{END}", f"b{END}"]),
-    "an object": ({"chat_template": WRITES_ARGUMENTS}, called(CALL), [f"at=sky;how=[1];{END}", f"b{END}"]),
     "reasoning without content": ({"chat_template": LENIENT},
         [user("a"), {"role": "assistant", "reasoning_content": "Hm."}], [f"<think>Hm.</think>{END}"]),
     "an empty answer of a lenient template": ({"chat_template": LENIENT}, talk("a", ""), [END]),
-    **{
-        f"arguments as text where the template wants {what}": (
-            {"chat_template": template}, called(AS_TEXT, ""), [f"{written}{END}", f"b{END}"],
-        )
-        for what, template, written in [
-            ("items()", WRITES_ARGUMENTS, "at=sky;how=[1];"), ("items", FILTERS_ITEMS, "at=sky;how=[1];"),
-            ("names", NAMES_ARGUMENTS, "at;how;"), ("text", PRINTS_ARGUMENTS, AS_TEXT["function"]["arguments"]),
-        ]
-    },
     **{
         f"a content part, {json.dumps(part)}": ({"chat_template": SEES}, talk("a", [part]), [f"words{END}"])
         for part in [
@@ -257,11 +231,9 @@ TRAINED: dict[str, tuple[dict[str, Any], Any, list[str]]] = {
         [f"b{END}\n", f"d{END}\n{OVER}"]),
     "the last block and what ends the chat": (
         {"eos": OVER, "chat_template": TRAINS_WHAT_ENDS_THE_CHAT, "train_on": "last_assistant"}, FIVE,
-        [f"d{END}\n{OVER}"],
-    ),
+        [f"d{END}\n{OVER}"]),
     "not what ends the chat, as each block has a stop token": (
-        {"eos": OVER, "chat_template": LEAVES_OUT_WHAT_ENDS_THE_CHAT}, FIVE, [f"b{END}\n", f"d{END}\n"],
-    ),
+        {"eos": OVER, "chat_template": LEAVES_OUT_WHAT_ENDS_THE_CHAT}, FIVE, [f"b{END}\n", f"d{END}\n"]),
 }  # fmt: skip
 
 
@@ -323,8 +295,7 @@ MARKS = talk("".join(map(chr, range(0xFDD0, 0xFDF0))), "a")
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "the stop token after the block": (
         GENERATION.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|im_end|>"), CHAT,
-        f"the chat template writes the stop token '{END}' after {{% endgeneration %}}",
-    ),
+        f"the chat template writes the stop token '{END}' after {{% endgeneration %}}"),
     "a stop token after a block that ends with another token": (LEAVES_OUT_THE_STOP, talk("a", "b"),
         f"writes the stop token '{OVER}' after {{% endgeneration %}}"),
     "a changed block": ("{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}", CHAT,
@@ -336,14 +307,12 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "backwards": (BACKWARDS, CHAT, f"{POSITION.format(4)} in the text is unknown"),
     "backwards, with places for thoughts": (
         KEEPS_A_PLACE.replace("for m in messages %}{{", "for m in messages | reverse %}{{"), FIVE,
-        "TRL has such training templates for many models (get_training_chat_template)",
-    ),
+        "TRL has such training templates for many models (get_training_chat_template)"),
     "a later message that depends on it": (DEPENDS.replace("HEADER", "''").replace("BEHIND", CALLS), AND_MORE,
         POSITION.format(1)),
     "a header that depends on it": (
         DEPENDS.replace("HEADER", "(' calls' if m.tool_calls else '')").replace("BEHIND", "''"), AND_MORE,
-        POSITION.format(1),
-    ),
+        POSITION.format(1)),
     "a header that is cut": (OPENS_THINKING.replace("'[A]' +", "'[A' + (' calls' if m.tool_calls else '') + ']' +"),
         AND_MORE, POSITION.format(1)),
 }  # fmt: skip
@@ -370,17 +339,11 @@ def test_a_refusal_names_the_template(small_tokenizer, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_counted(name, jsonl_file):
+def test_a_template_without_a_stop_token_is_warned_of_once_and_its_rows_are_counted(name, tmp_path):
     def warnings(template: str, *more: str) -> tuple[list[Any], dict[str, int]]:
         rows = [{"messages": talk("a", f"b{number}", *more)} for number in range(100)]
-        fn = ChatTokenizeFn(name, chat_template=template)
-        with (
-            capture_logs() as logs,
-            DataLoader(str(jsonl_file(rows)), tokenize_fn=fn, num_workers=0, epochs=1) as loader,
-        ):
-            loader.get_next_batch(100)
-            noted = loader.statistics().noted_total
-        return [each for each in logs if each["event"] in ("chat.no_stop_token", "chat.answer_without_stop")], noted
+        found = outcome(tmp_path, ChatTokenizeFn(name, chat_template=template), *rows, shuffle=True)
+        return found.of("chat.no_stop_token") + found.of("chat.answer_without_stop"), found.statistics.noted_total
 
     (warning,), noted = warnings(ENDS_WITH_NOTHING)
 
@@ -447,28 +410,19 @@ def test_a_content_part_that_the_template_does_not_write_as_text_makes_a_bad_row
     assert codes(name, template, CHAT, *[talk([unread], "a")] * 4) == [(number, "AD131") for number in range(1, 5)]
 
 
-def word_with_a_border(name: str) -> tuple[str, str]:
-    """A text in two halves; one token lies across, and the last one is the word behind it."""
-    text = "return value"
-    encode = Tokenizer.from_file(f"{name}/tokenizer.json").encode
-    *before, cut, last = encode(text, add_special_tokens=False).tokens
+def test_a_token_of_a_word_of_both_sides_is_not_trained_and_is_counted(name, tmp_path):
+    fn, text = ChatTokenizeFn(name, chat_template=CUTS_WORDS), "return value"
+    *before, cut, last = tokenizer_of(fn).encode(text, add_special_tokens=False).tokens
     assert len(cut) > 1, "which tokens there are depends on the docstrings of this Python"
     assert last == "Ġvalue"
-    border = len("".join(before)) + 1
-    return text[:border], text[border:]
+    border = len("".join(before)) + 1  # within the token before the last
+    rows = [{"messages": talk(text[:border], text[border:])}, {"messages": talk("return", " value")}]
 
+    found = outcome(tmp_path, fn, *rows)
 
-def test_a_token_of_a_word_of_both_sides_is_not_trained_and_is_counted(name, jsonl_file):
-    fn = ChatTokenizeFn(name, chat_template=CUTS_WORDS)
-    rows = [{"messages": talk(*word_with_a_border(name))}, {"messages": talk("return", " value")}]
-
-    with DataLoader(str(jsonl_file(rows)), tokenize_fn=fn, shuffle=False, num_workers=0, epochs=1) as loader:
-        samples = loader.get_next_batch(2)
-        noted = loader.statistics().noted_total
-
-    ids = [each.tokens[each.labels != -100].tolist() for each in samples]
+    ids = [each.tokens[each.labels != -100].tolist() for each in found.samples]
     texts = [tokenizer_of(fn).decode(each, skip_special_tokens=False) for each in ids]
-    assert (texts, noted) == ([f" value{END}", f" value{END}"], {"straddling_token": 1})
+    assert (texts, found.statistics.noted_total) == ([f" value{END}"] * 2, {"straddling_token": 1})
 
 
 def test_a_straddling_token_that_a_cut_took_away_is_not_counted(name):
@@ -607,7 +561,7 @@ def test_in_real_chats_exactly_the_assistants_text_is_trained(test_data, tokeniz
     folder = test_data / "tokenizers" / tokenizer
     marked = (test_data / "tokenizers" / "qwen2-bpe-151k" / "chat_template_generation.jinja").read_text()
     fn = ChatTokenizeFn(str(folder), chat_template=marked if template == "generation" else None)
-    lines = rows_of(test_data / "chat_sft" / "chat_sft.jsonl")
+    lines = (test_data / "chat_sft" / "chat_sft.jsonl").read_bytes().splitlines()
 
     chunk = run(fn.open(), lines)
 

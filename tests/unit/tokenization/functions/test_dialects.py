@@ -5,28 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn
 from asyncdata.errors import ConfigError
 from asyncdata.integrations.slime.rows import SlimeTokenizeFn
-from asyncdata.tokenization.tokenizer_files import TokenizerFiles
 from tests.support.tokenizers import END
 from tests.unit.tokenization import run, token_ids, values
 from tests.unit.tokenization.functions.test_chat import WITH_CALLS
-from tests.unit.tokenization.trained import assistant, mask_of, tokenizer_of, trained, user, variant
+from tests.unit.tokenization.trained import assistant, mask_of, talk, tokenizer_of, trained, user, variant
 
 SYSTEM = {"role": "system", "content": "Be short."}
-ASKS = {"role": "user", "content": "What is 1 + 1?"}
-SAYS = {"role": "assistant", "content": "2"}
-MORE = {"role": "user", "content": "And\n3?"}
-LAST = {"role": "assistant", "content": "It is 3."}
-CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}],
-}
-A = {"Sequence": {"id": "A", "type_id": 0}}
+ASKS, SAYS, MORE, LAST = talk("What is 1 + 1?", "2", "And\n3?", "It is 3.")
+LOOKS = {"name": "look", "arguments": {"at": "sky"}}
+CALL = assistant("", tool_calls=[{"type": "function", "function": LOOKS}])
 FOUND = {"role": "tool", "content": "blue"}
 
 
@@ -43,62 +34,36 @@ def turn(said: str, value: str, **more: Any) -> dict[str, Any]:
     return {"from": said, "value": value, **more}
 
 
+ASKED, SAID = turn("human", "What is 1 + 1?"), turn("gpt", "2")
+ONE_TURN = {"conversations": [ASKED, SAID]}
 SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
-    "sharegpt": (
-        "sharegpt",
-        {
-            "conversations": [
-                turn("human", "What is 1 + 1?"), turn("gpt", "2"), turn("user", "And\n3?"),
-                turn("assistant", "It is 3."),
-            ]
-        },
-        [ASKS, SAYS, MORE, LAST],
-    ),
+    "sharegpt": ("sharegpt", {"conversations": [ASKED, SAID, turn("user", "And\n3?"), turn("assistant", "It is 3.")]},
+        [ASKS, SAYS, MORE, LAST]),
     "sharegpt with a system text": ("sharegpt",
-        {"system": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("chatgpt", "2")]},
-        [SYSTEM, ASKS, SAYS]),
-    "sharegpt with a system turn": (
-        "sharegpt",
-        {
-            "system": "",
-            "conversations": [turn("system", "Be short."), turn("human", "What is 1 + 1?"), turn("gpt", "2")],
-        },
-        [SYSTEM, ASKS, SAYS],
-    ),
-    "sharegpt with calls": (
-        "sharegpt",
-        {
-            "conversations": [
-                turn("human", "What is 1 + 1?"),
-                turn("function_call", json.dumps({"name": "look", "arguments": {"at": "sky"}})),
-                turn("observation", "blue"), turn("gpt", "2"),
-            ]
-        },
-        [ASKS, CALL, FOUND, SAYS],
-    ),
+        {"system": "Be short.", "conversations": [ASKED, turn("chatgpt", "2")]}, [SYSTEM, ASKS, SAYS]),
+    "sharegpt with a system turn": ("sharegpt",
+        {"system": "", "conversations": [turn("system", "Be short."), ASKED, SAID]}, [SYSTEM, ASKS, SAYS]),
+    "sharegpt with calls": ("sharegpt",
+        {"conversations": [ASKED, turn("function_call", json.dumps(LOOKS)), turn("observation", "blue"), SAID]},
+        [ASKS, CALL, FOUND, SAYS]),
     "alpaca": ("alpaca", {"instruction": "What is 1 + 1?", "input": "", "output": "2"}, [ASKS, SAYS]),
     "alpaca with input": ("alpaca", {"instruction": "And", "input": "3?", "output": "It is 3."}, [MORE, LAST]),
     "alpaca with all": ("alpaca",
         {"instruction": "And\n3?", "output": "It is 3.", "system": "Be short.", "history": [["What is 1 + 1?", "2"]]},
         [SYSTEM, ASKS, SAYS, MORE, LAST]),
     "completion": ("prompt_completion", {"prompt": [ASKS], "completion": [SAYS]}, [ASKS, SAYS]),
+    "completion of a chat that is not trained": ("prompt_completion",
+        {"prompt": [ASKS, SAYS, MORE], "completion": [LAST]}, [ASKS, {**SAYS, "loss": False}, MORE, LAST]),
     "response": ("prompt_response", {"prompt": "What is 1 + 1?", "response": "2"}, [ASKS, SAYS]),
     "query with all": ("query_response",
         {"query": "And\n3?", "response": "It is 3.", "system": "Be short.", "history": [["What is 1 + 1?", "2"]]},
         [SYSTEM, ASKS, SAYS, MORE, LAST]),
     "answer": ("question_answer", {"question": "What is 1 + 1?", "answer": "2"}, [ASKS, SAYS]),
     "messages": ("messages", {"messages": [ASKS, SAYS]}, [ASKS, SAYS]),
-    "sharegpt with a system prompt": ("sharegpt",
-        {"system_prompt": "Be short.", "conversations": [turn("human", "What is 1 + 1?"), turn("gpt", "2")]},
+    "sharegpt with a system prompt": ("sharegpt", {"system_prompt": "Be short.", **ONE_TURN}, [SYSTEM, ASKS, SAYS]),
+    "sharegpt with its system prompt twice": ("sharegpt",
+        {"system_prompt": "Be short.", "conversations": [turn("system", "Be short.", weight=0), ASKED, SAID]},
         [SYSTEM, ASKS, SAYS]),
-    "sharegpt with its system prompt twice": (
-        "sharegpt",
-        {
-            "system_prompt": "Be short.",
-            "conversations": [turn("system", "Be short.", weight=0), turn("human", "What is 1 + 1?"), turn("gpt", "2")],
-        },
-        [SYSTEM, ASKS, SAYS],
-    ),
     "alpaca with the same system text twice": ("alpaca",
         {"instruction": "What is 1 + 1?", "output": "2", "system": "Be short.", "system_prompt": "Be short."},
         [SYSTEM, ASKS, SAYS]),
@@ -108,11 +73,8 @@ SAME: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     "open orca": ("question_response", {"system_prompt": "Be short.", "question": "What is 1 + 1?", "response": "2"},
         [SYSTEM, ASKS, SAYS]),
     "query and answer": ("query_answer", {"query": "What is 1 + 1?", "answer": "2"}, [ASKS, SAYS]),
-    "calls as text": ("xlam",
-        {"query": "What is 1 + 1?", "answers": json.dumps([{"name": "look", "arguments": {"at": "sky"}}])},
-        [ASKS, CALL]),
-    "calls as a list": ("xlam",
-        {"system": "Be short.", "query": "What is 1 + 1?", "answers": [{"name": "look", "arguments": {"at": "sky"}}]},
+    "calls as text": ("xlam", {"query": "What is 1 + 1?", "answers": json.dumps([LOOKS])}, [ASKS, CALL]),
+    "calls as a list": ("xlam", {"system": "Be short.", "query": "What is 1 + 1?", "answers": [LOOKS]},
         [SYSTEM, ASKS, CALL]),
 }  # fmt: skip
 
@@ -126,29 +88,6 @@ def test_a_row_has_the_tokens_and_labels_of_its_messages(name, dialect, row, mes
     assert token_ids(found) == token_ids(expected) != []
     assert mask_of(found) == mask_of(expected)
     assert sum(mask_of(found))
-
-
-def test_of_a_prompt_nothing_is_trained(name):
-    row = {"prompt": [ASKS, SAYS, MORE], "completion": [LAST]}
-    settings = {"chat_template": WITH_CALLS}
-
-    found = read(ChatTokenizeFn(name, dialect="prompt_completion", **settings), row)
-
-    last = read(ChatTokenizeFn(name, train_on="last_assistant", **settings), {"messages": [ASKS, SAYS, MORE, LAST]})
-    assert mask_of(found) == mask_of(last)
-
-
-def test_a_loss_of_a_turn_counts(name):
-    turns = [turn("human", "a"), turn("gpt", "b", loss=False), turn("human", "c"), turn("gpt", "d", loss=True)]
-    as_messages = [
-        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "loss": False},
-        {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "loss": True},
-    ]  # fmt: skip
-    settings = {"chat_template": WITH_CALLS}
-
-    found = read(ChatTokenizeFn(name, dialect="sharegpt", **settings), {"conversations": turns})
-
-    assert mask_of(found) == mask_of(read(ChatTokenizeFn(name, **settings), {"messages": as_messages}))
 
 
 BAD = {
@@ -207,14 +146,13 @@ def test_texts_are_trained_without_a_template_and_end_with_the_end_token(name, t
     fn = ChatTokenizeFn(name, chat_template=WITH_CALLS, dialect="prompt_completion")
     texts = {"prompt": "One, two,", "completion": " three."}
     ids = tokenizer_of(fn).encode
-    end = TokenizerFiles(name).special_tokens["eos_token"]
 
     found = read(fn, texts)
 
     (tokens,) = token_ids(found)
-    assert tokens == ids("One, two, three." + end, add_special_tokens=False).ids
-    assert mask_of(found) == [False] * len(ids("One, two,").ids) + [True] * len(ids(" three." + end).ids)
-    assert token_ids(read(fn, {**texts, "completion": " three." + end})) == [tokens]
+    assert tokens == ids("One, two, three." + END, add_special_tokens=False).ids
+    assert mask_of(found) == [False] * len(ids("One, two,").ids) + [True] * len(ids(" three." + END).ids)
+    assert token_ids(read(fn, {**texts, "completion": " three." + END})) == [tokens]
     bare = variant(Path(name), tmp_path / "bare", config={"chat_template": None})
     without = ChatTokenizeFn(bare, dialect="prompt_completion")
     assert token_ids(read(without, texts)) == [tokens]
@@ -224,16 +162,12 @@ def test_texts_are_trained_without_a_template_and_end_with_the_end_token(name, t
 
 
 def test_texts_have_what_the_tokenizer_puts_around_them(name, tmp_path):
-    end = TokenizerFiles(name).special_tokens["eos_token"]
-    number = Tokenizer.from_file(f"{name}/tokenizer.json").token_to_id(end)
-    around = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": end, "type_id": 0}}, A], "pair": [A]}
-    around |= {"special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}}}
-    begins = variant(Path(name), tmp_path / "begins", post_processor=around)
+    begins = variant(Path(name), tmp_path / "begins", around=f"{END} $A")
     texts = {"prompt": "One, two,", "completion": " three."}
 
     (tokens,) = token_ids(read(ChatTokenizeFn(begins, dialect="prompt_completion"), texts))
 
-    assert tokens == [number, *token_ids(read(ChatTokenizeFn(name, dialect="prompt_completion"), texts))[0]]
+    assert tokens == [2, *token_ids(read(ChatTokenizeFn(name, dialect="prompt_completion"), texts))[0]]
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "function_call"])
@@ -279,6 +213,7 @@ OF_OBJECTS = {
     "encodes": (ENCODES, TEXT),
     "encodes the function": (template("call.function | tojson"), f'{{"name": "look", "arguments": {TEXT}}}'),
     "takes apart": (template("ARGS.items() | join"), "('at', 'sky')('how', [1])"),
+    "filters the items": (template("ARGS | items | join"), "('at', 'sky')('how', [1])"),
     "writes the keys": (template("ARGS | join('+')"), "at+how"),
     "writes only an object": (template("ARGS | tojson if ARGS is mapping"), TEXT),
     "passes text on": (template("ARGS if ARGS is string else ARGS | length ~ ARGS.items() | join"), None),

@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import processors
 
 from asyncdata import FixedLengthTokenizeFn, PreferenceTokenizeFn, TextTokenizeFn
 from asyncdata.delivery.chunk import Chunk
 from asyncdata.errors import BadRowError
 from tests.support.peers.rollouts import recipe
 from tests.unit.tokenization import drops, faults, notes, run, token_ids, values
-from tests.unit.tokenization.trained import assistant, mask_of, tokenizer_of, trained_texts, user, variant
-from tests.unit.tokenization.trained import delivered as samples
+from tests.unit.tokenization.trained import assistant, delivered, mask_of, tokenizer_of, trained_texts, user, variant
 
 TEXT = "All of this is trained, caf\u00e9 \U0001f600 too."
 
@@ -145,74 +143,63 @@ def test_a_tokenizer_without_a_template_will_do_for_texts_alone(small_tokenizer,
 BARE = {"chosen": "The Black Sea.", "rejected": "The Red Sea."}
 ASKS = "Which sea lies north of Turkey?"
 SYSTEM = {"role": "system", "content": "Be terse."}
-ANSWERED: dict[str, Any] = {key: [{"role": "assistant", "content": text}] for key, text in BARE.items()}
+ANSWERED: dict[str, Any] = {key: [assistant(text)] for key, text in BARE.items()}
+WHOLE_CHATS = {key: [user(ASKS), *chat] for key, chat in ANSWERED.items()}
 WHOLE = {key: f"\n\nHuman: {ASKS}\n\nAssistant: {text}" for key, text in BARE.items()}
-
-
-@pytest.mark.parametrize("name", ["pairs_question", "pairs_instruction"])
-def test_pairs_of_others_name_the_key_of_their_question(tmp_path, small_tokenizer, test_data, name):
-    lines = (test_data / "rows" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-
-    with pytest.raises(BadRowError, match="AD110") as caught:
-        samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), *map(json.loads, lines))
-
-    assert f"'{name.removeprefix('pairs_')}'" in str(caught.value)
-    assert "set prompt_key" in str(caught.value)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **{
-        key: ({key: ASKS}, f"without '{key}'")
+        key: ({key: ASKS}, f"without '{key}'.*set prompt_key to")
         for key in ("question", "instruction", "query", "input", "system", "Prompt")
     },
     "two keys": ({"system": "Be terse.", "question": ASKS}, "without 'system', 'question'"),
     "a null prompt": ({"prompt": None}, "without 'prompt'"),
     "a system prompt beside the prompt": ({"prompt": ASKS, "system": "Be terse."}, "without 'system'"),
+    "a system prompt beside whole chats": ({**WHOLE_CHATS, "system": "Be terse."}, "without 'system'"),
 }
 
 
 @pytest.mark.parametrize("answers", [BARE, ANSWERED], ids=["texts", "chats"])
 @pytest.mark.parametrize(("more", "reason"), REFUSED.values(), ids=REFUSED)
 def test_two_answers_are_not_trained_without_their_question(tmp_path, small_tokenizer, answers, more, reason):
-    row = {**more, **answers}
+    row = {**answers, **more}
     if more.get("prompt") and answers is ANSWERED:
-        row["prompt"] = [{"role": "user", "content": ASKS}]
+        row["prompt"] = [user(ASKS)]
 
-    with pytest.raises(BadRowError, match="AD110") as caught:
-        samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), {**answers}, row)
-
-    assert reason in str(caught.value)
+    with pytest.raises(BadRowError, match=f"AD110 .*{reason}"):
+        delivered(tmp_path, PreferenceTokenizeFn(small_tokenizer), {**answers}, row)
 
 
 RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "whole texts": ({}, WHOLE),
     "whole texts beside what is said to be none": ({"prompt_key": None}, {**WHOLE, "question": ASKS, "prompt": None}),
     "a key that is empty": ({}, {**BARE, "input": "", "system": None}),
+    "a key that is to be ignored": ({"ignore_keys": ("system", "question")}, {**BARE, "question": ASKS}),
+    "a system prompt that is": ({"ignore_keys": ("system",)}, {**WHOLE_CHATS, "system": "Be terse."}),
     "the question's own key": ({"prompt_key": "question"}, {**BARE, "question": ASKS}),
-    "a system prompt within": ({},
-        {**ANSWERED, "system": "Be terse.", "prompt": [SYSTEM, {"role": "user", "content": ASKS}]}),
-    "whole chats": ({},
-        {"question": ASKS, **{key: [{"role": "user", "content": ASKS}, *chat] for key, chat in ANSWERED.items()}}),
+    "a system prompt within": ({}, {**ANSWERED, "system": "Be terse.", "prompt": [SYSTEM, user(ASKS)]}),
+    "whole chats": ({}, {"question": ASKS, **WHOLE_CHATS}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "row"), RIGHT.values(), ids=RIGHT)
 def test_pairs_that_have_their_question_are_read(tmp_path, small_tokenizer, settings, row):
-    assert len(samples(tmp_path, PreferenceTokenizeFn(small_tokenizer, **settings), row)) == 1
+    assert len(delivered(tmp_path, PreferenceTokenizeFn(small_tokenizer, **settings), row)) == 1
 
 
 def test_a_prompt_that_both_answers_begin_with_names_the_setting(tmp_path, small_tokenizer):
     """As UltraFeedback and the preferences of Tulu 3 have it: the prompt is text, and both answers are whole chats."""
-    row: dict[str, Any] = {key: [{"role": "user", "content": ASKS}, *chat] for key, chat in ANSWERED.items()}
+    row = {"prompt": ASKS, **WHOLE_CHATS}
 
     with pytest.raises(BadRowError, match="set prompt_key=None"):
-        samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), {"prompt": ASKS, **row})
+        delivered(tmp_path, PreferenceTokenizeFn(small_tokenizer), row)
 
-    (found,) = samples(tmp_path, PreferenceTokenizeFn(small_tokenizer, prompt_key=None), {"prompt": ASKS, **row})
-    (same,) = samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), row)
+    (found,) = delivered(tmp_path, PreferenceTokenizeFn(small_tokenizer, prompt_key=None), row)
+    (same,) = delivered(tmp_path, PreferenceTokenizeFn(small_tokenizer), WHOLE_CHATS)
     assert (found.tokens.tolist(), found.extra) == (same.tokens.tolist(), same.extra)
     with pytest.raises(BadRowError, match=r"AD111 .*all text, or all messages\n"):
-        samples(tmp_path, PreferenceTokenizeFn(small_tokenizer), {"prompt": ASKS, **ANSWERED})
+        delivered(tmp_path, PreferenceTokenizeFn(small_tokenizer), {"prompt": ASKS, **ANSWERED})
 
 
 CONTEXT = " ".join(f"Mary went to the garden {number} times. \U0001f600" for number in range(30))
@@ -222,15 +209,6 @@ CUTS = ["truncate_context_left", "truncate_context_right", "truncate_context_mid
 TOKENIZERS = ["qwen2-bpe-151k", "gpt2-bpe-50k"]
 SOME = [9, pytest.param(1, marks=pytest.mark.slow)]
 """Rows of BABILong: in CI one of so many."""
-
-
-@pytest.fixture
-def around(small_tokenizer, tmp_path):
-    """Its special tokens are put around every text."""
-    both = processors.TemplateProcessing(
-        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
-    )
-    return variant(small_tokenizer, tmp_path / "around", post_processor=json.loads(both.__getstate__()))
 
 
 def babilong(name: str, max_length: int = 1000, **settings: Any) -> FixedLengthTokenizeFn:
@@ -274,7 +252,8 @@ def test_padding_may_be_the_end_and_an_end_may_be_given(small_tokenizer, tmp_pat
     assert (ids[-1], trained_texts(ended, tokenizer_of(babilong(no_end)))) == (2, [[f" garden{END}"]])
 
 
-def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(around):
+def test_special_tokens_in_front_are_kept_and_none_come_between_prompt_and_answer(small_tokenizer, tmp_path):
+    around = variant(small_tokenizer, tmp_path / "around", around="<|im_start|> $A <|im_end|>")
     cut = {"max_length": 60, "overlong": "truncate_context_left"}
     with_them, without = made(around, **cut), made(around, **cut, add_special_tokens=False)
 

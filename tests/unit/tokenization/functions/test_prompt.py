@@ -6,16 +6,16 @@ import shutil
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
-from asyncdata import ChatTokenizeFn, DataLoader, PromptTokenizeFn, RendererTokenizeFn, SoftPacking
+from asyncdata import ChatTokenizeFn, PromptTokenizeFn, RendererTokenizeFn, SoftPacking
 from asyncdata.errors import BadRowError, ConfigError, WorkerError
 from asyncdata.tokenization.functions.chat import made_by_renderers
 from asyncdata.tokenization.functions.prompt import PromptRowFn
 from tests.support.function_kinds import chat_prompt
 from tests.support.worker_fns import STOP as END
 from tests.unit.tokenization import drops, faults, run, token_ids, values
-from tests.unit.tokenization.trained import delivered, user, variant
+from tests.unit.tokenization.trained import assistant, delivered, outcome, user, variant
 
 TOOL = {"type": "function", "function": {"name": "look"}}
 TOOLS_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}|{{ tools | tojson }}"
@@ -117,8 +117,7 @@ def test_the_template_for_tools_serves_rows_with_tools_and_every_chat_has_the_va
 
 
 def test_special_tokens_are_added_to_plain_text_only_if_asked_for(small_tokenizer, tmp_path):
-    around = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
-    folder = variant(small_tokenizer, tmp_path / "t", post_processor=json.loads(around.__getstate__()))
+    folder = variant(small_tokenizer, tmp_path / "t", around="<|endoftext|> $A")
     made = [PromptTokenizeFn(folder), PromptTokenizeFn(folder, add_special_tokens=True), chat_prompt(folder)]
 
     first = [token_ids(run(fn.open(), [{"input": "a"}]))[0][0] for fn in made]
@@ -181,16 +180,7 @@ def test_text_and_ids_of_every_row_are_those_of_transformers(test_data, tokenize
 
 SUM = {"prompt": "What is 2 + 3?"}
 LABEL: dict[str, Any] = {"prompt_key": "prompt", "label_key": "reward_model.ground_truth"}
-ONE_TURN = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-
-
-def test_the_label_of_rows_of_verl_is_read(tmp_path, small_tokenizer, test_data):
-    row = (test_data / "rows" / "nested_label.jsonl").read_text(encoding="utf-8").strip()
-    fn = PromptTokenizeFn(small_tokenizer, apply_chat_template=True, metadata_key="extra_info", **LABEL)
-
-    (sample,) = delivered(tmp_path, fn, row)
-
-    assert (sample.label, sample.metadata) == ("5", {"index": "r1"})
+ONE_TURN = [user("q"), assistant("a")]
 
 
 @pytest.mark.parametrize(("value", "num_workers"), [(5, 0), (None, 0), (["5"], 0), ({"a": 1.5}, 1), ("ä", 0)])
@@ -264,10 +254,7 @@ def test_a_chat_may_have_a_label(tmp_path, small_tokenizer):
 
 
 OURS = "tests.support.worker_fns:characters"
-CHAT = [
-    {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "?"},
-    {"role": "assistant", "content": "B"},
-]  # fmt: skip
+CHAT = [user("Hi"), assistant("A"), user("?"), assistant("B")]
 RENDERED = {"messages": CHAT, "tools": [{"name": "sum"}], "metadata": {"n": 1}, "answer": "B"}
 HI, A, ASKED, B = [2, 72, 105, END], [65, END], [2, 63, END], [66, END]
 
@@ -300,7 +287,7 @@ def test_a_prompt_is_what_the_training_of_its_rollout_begins_with(tmp_path, smal
     assert (prompt.prompt, prompt.label, prompt.labels) == (CHAT[:3], "B", None)
     assert prompt.metadata == {"n": 1, "tools": RENDERED["tools"]}
     with pytest.raises(ConfigError, match="AD416"):
-        delivered(tmp_path, fn, RENDERED, packing=SoftPacking(max_length=8))
+        delivered(tmp_path, fn, RENDERED, packing=SoftPacking(max_length=8), batch_size=1)
 
 
 def test_an_end_that_only_a_next_message_would_give_is_added_and_trained(tmp_path, small_tokenizer):
@@ -311,21 +298,19 @@ def test_an_end_that_only_a_next_message_would_give_is_added_and_trained(tmp_pat
 
 
 def test_rows_are_dropped_or_bad_as_those_of_templates(tmp_path, small_tokenizer):
-    def statistics(fn: RendererTokenizeFn, *rows: dict[str, Any]) -> dict[str, int]:
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, RENDERED]))
-        with DataLoader(str(path), tokenize_fn=fn, num_workers=0, epochs=1, batch_size=1, bad_rows="skip") as loader:
-            assert len(list(loader)) == 1
-            return dict(loader.statistics().dropped_total)
+    def dropped(fn: RendererTokenizeFn, *rows: dict[str, Any]) -> dict[str, int]:
+        found = outcome(tmp_path, fn, *rows, RENDERED, bad_rows="skip")
+        assert len(found.samples) == 1
+        return found.statistics.dropped_total
 
     fn = RendererTokenizeFn(small_tokenizer, build=OURS, max_length=20)
-    long = {"messages": [CHAT[0], {"role": "assistant", "content": "long" * 9}]}
+    long = {"messages": [CHAT[0], assistant("long" * 9)]}
     bad = {"messages": [{"role": "robot", "content": "no such role"}, CHAT[1]]}
-    assert statistics(fn, {"messages": CHAT[:1]}, long, bad, {"messages": [{"from": "user"}]}) == {
+    assert dropped(fn, {"messages": CHAT[:1]}, long, bad, {"messages": [{"from": "user"}]}) == {
         "no_trained_tokens": 1, "max_length": 1, "bad row AD421": 1, "bad row AD112": 1,
     }  # fmt: skip
     prompts = RendererTokenizeFn(small_tokenizer, build=OURS, train_on="none")
-    assert statistics(prompts, {"messages": []}) == {"empty_prompt": 1}
+    assert dropped(prompts, {"messages": []}) == {"empty_prompt": 1}
 
 
 def test_a_renderer_without_a_mask_is_named_with_what_renders_templates(tmp_path, small_tokenizer):

@@ -6,14 +6,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
-from asyncdata import ChatTokenizeFn, DataLoader, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn
+from asyncdata import ChatTokenizeFn, PreferenceTokenizeFn, PromptTokenizeFn, RendererTokenizeFn
 from asyncdata.errors import BadRowError
 from asyncdata.workers.inline import InlineExecutor
+from tests.support.loaders import Outcome
 from tests.support.tokenizers import END, GENERATION
-from tests.unit.tokenization.trained import delivered as in_order
+from tests.unit.tokenization.trained import delivered, outcome
 
 FLAGS = ("loss", "train", "training", "trainable", "weight")
 NO, YES = f"Surely.{END}", f"No, 7 times 13.{END}"
@@ -36,15 +36,9 @@ def as_share_gpt(row: dict[str, Any]) -> dict[str, Any]:
     return {"conversations": turns, "system": "Be exact."}
 
 
-def delivered(folder: Path, fn: Any, *rows: Any, **knobs: Any) -> tuple[list[Any], dict[str, int], list[str]]:
-    """The samples, the notes that were counted, and the events that were logged of flags."""
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    settings: dict[str, Any] = {"num_workers": 0, "shuffle": False, "epochs": 1, "batch_size": 1, **knobs}
-    with capture_logs() as logs, DataLoader(str(path), tokenize_fn=fn, **settings) as loader:
-        samples = [sample for batch in loader for sample in batch]
-        counted = loader.statistics().noted_total
-    return samples, counted, [log["reason"] for log in logs if log["event"] == "chat.turn_left_out"]
+def flagged(found: Outcome) -> tuple[dict[str, int], int]:
+    """The notes that were counted, and how often it was said that turns are left out."""
+    return found.statistics.noted_total, len(found.of("chat.turn_left_out"))
 
 
 def trained(sample: Any, name: Any) -> str:
@@ -71,35 +65,34 @@ FORMS: dict[str, tuple[dict[str, Any], Any]] = {
 def test_rows_of_other_trainers_leave_out_the_turns_that_they_say(tmp_path, small_tokenizer, rows, settings, form):
     fn = ChatTokenizeFn(small_tokenizer, **settings)
 
-    samples, counted, events = delivered(tmp_path, fn, *map(form, rows))
+    found = outcome(tmp_path, fn, *map(form, rows))
 
-    assert [trained(sample, small_tokenizer) for sample in samples] == [YES] * len(rows)
-    assert counted == {"turn_left_out": len(rows)}
-    (event,) = events
-    assert "turn_flags=()" in event
+    assert [trained(sample, small_tokenizer) for sample in found.samples] == [YES] * len(rows)
+    assert flagged(found) == ({"turn_left_out": len(rows)}, 1)
+    assert "turn_flags=()" in found.of("chat.turn_left_out")[0]["reason"]
 
 
 def test_a_renderer_leaves_them_out_too(tmp_path, small_tokenizer, rows):
     fn = RendererTokenizeFn(small_tokenizer, build="tests.support.worker_fns:characters")
 
-    samples, counted, events = delivered(tmp_path, fn, *rows)
+    found = outcome(tmp_path, fn, *rows)
 
-    for sample in samples:
+    for sample in found.samples:
         labels = [label for label in sample.labels.tolist() if label != -100]
         assert "".join(map(chr, labels[:-1])) == "No, 7 times 13."
-    assert (counted, len(events)) == ({"turn_left_out": len(rows)}, 1)
+    assert flagged(found) == ({"turn_left_out": len(rows)}, 1)
 
 
 def test_the_rest_of_a_chat_that_is_trained_whole_stays_trained(tmp_path, small_tokenizer, rows):
     fn = ChatTokenizeFn(small_tokenizer, train_on="all")
-    (whole,), _, _ = delivered(tmp_path, fn, {"messages": chat()})
+    (whole,) = delivered(tmp_path, fn, {"messages": chat()})
 
-    samples, counted, _ = delivered(tmp_path, fn, *rows)
+    found = outcome(tmp_path, fn, *rows)
 
-    for sample in samples:
+    for sample in found.samples:
         assert sample.tokens.tolist() == whole.tokens.tolist()
         assert trained(sample, small_tokenizer) == trained(whole, small_tokenizer).replace(NO, "")
-    assert counted == {"turn_left_out": len(rows)}
+    assert flagged(found)[0] == {"turn_left_out": len(rows)}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +104,7 @@ def test_the_rest_of_a_chat_that_is_trained_whole_stays_trained(tmp_path, small_
     ],
 )
 def test_each_flag_says_yes_or_no(tmp_path, small_tokenizer, flag, value, is_trained):
-    (sample,), _, _ = delivered(tmp_path, ChatTokenizeFn(small_tokenizer), answers({flag: value}))
+    (sample,) = delivered(tmp_path, ChatTokenizeFn(small_tokenizer), answers({flag: value}))
 
     assert trained(sample, small_tokenizer) == NO * is_trained + YES
 
@@ -120,9 +113,9 @@ def test_one_no_is_enough_and_a_turn_that_is_not_trained_anyway_may_say_so(tmp_p
     said = {"loss": False}
     row = {"messages": chat(said, {"train": True, "weight": 0}, said)}
 
-    (sample,), counted, _ = delivered(tmp_path, ChatTokenizeFn(small_tokenizer), row)
+    found = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), row)
 
-    assert (trained(sample, small_tokenizer), counted) == (YES, {"turn_left_out": 1})
+    assert (trained(*found.samples, small_tokenizer), flagged(found)[0]) == (YES, {"turn_left_out": 1})
 
 
 BAD = {
@@ -148,34 +141,28 @@ def test_another_value_is_a_bad_row_that_names_the_setting(tmp_path, small_token
     (flag,) = (flag for flag in FLAGS if f"'{flag}'" in reason)
     assert f"turn_flags={tuple(other for other in FLAGS if other != flag)} ignores it" in str(caught.value)
     fn = kind(small_tokenizer, turn_flags=[other for other in FLAGS if other != flag], **more)
-    assert len(delivered(tmp_path, fn, {"messages": chat()}, row)[0]) == 2
+    assert len(delivered(tmp_path, fn, {"messages": chat()}, row)) == 2
 
 
 def test_flags_are_ignored_where_a_setting_says_so(tmp_path, small_tokenizer, rows):
     every, one = (ChatTokenizeFn(small_tokenizer, turn_flags=flags) for flags in ((), ("train",)))
 
-    samples, counted, events = delivered(tmp_path, every, *rows)
-    some, _, _ = delivered(tmp_path, one, *rows)
+    found = outcome(tmp_path, every, *rows)
 
-    assert [trained(sample, small_tokenizer) for sample in samples] == [NO + YES] * len(rows)
-    assert (counted, events) == ({}, [])
-    assert [trained(sample, small_tokenizer) for sample in some] == [
+    assert [trained(sample, small_tokenizer) for sample in found.samples] == [NO + YES] * len(rows)
+    assert flagged(found) == ({}, 0)
+    assert [trained(sample, small_tokenizer) for sample in delivered(tmp_path, one, *rows)] == [
         YES if row["flag"] == "train" else NO + YES for row in rows
     ]
 
 
 def test_a_last_answer_that_is_left_out_leaves_nothing_to_train(tmp_path, small_tokenizer):
     fn = ChatTokenizeFn(small_tokenizer, train_on="last_assistant")
-    path = tmp_path / "rows.jsonl"
-    lines = [answers({}, {"weight": 0}), answers({"weight": 0}, {"weight": 1})]
-    path.write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
 
-    with DataLoader(str(path), tokenize_fn=fn, num_workers=0, shuffle=False, epochs=1) as loader:
-        (sample,) = loader.get_next_batch(1)
-        now = loader.statistics()
+    found = outcome(tmp_path, fn, answers({}, {"weight": 0}), answers({"weight": 0}, {"weight": 1}))
 
-    assert trained(sample, small_tokenizer) == YES
-    assert (now.dropped_total, now.noted_total) == ({"no_trained_tokens": 1}, {})
+    assert (trained(*found.samples, small_tokenizer), flagged(found)[0]) == (YES, {})
+    assert found.statistics.dropped_total == {"no_trained_tokens": 1}
 
 
 def test_a_turn_of_the_user_cannot_be_left_out_of_a_chat_that_is_trained_whole(tmp_path, small_tokenizer):
@@ -203,7 +190,7 @@ def test_an_answer_of_a_pair_that_is_left_out_is_refused(tmp_path, small_tokeniz
     assert f"{place} has a flag that leaves it out, but answers are trained" in str(caught.value)
     assert "turn_flags=()" in str(caught.value)
     fn = PreferenceTokenizeFn(small_tokenizer, train_on=train_on, turn_flags=())
-    assert len(delivered(tmp_path, fn, row)[0]) == 1
+    assert len(delivered(tmp_path, fn, row)) == 1
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "completion"])
@@ -214,12 +201,10 @@ def test_the_prompt_of_a_pair_is_not_trained_and_may_say_so(tmp_path, small_toke
 
     explicit = {"prompt": prompt, "chosen": answer, "rejected": other}
     common = {"chosen": prompt + answer, "rejected": prompt + other}
-
     plain = {"prompt": chat()[:3], "chosen": chat()[3:], "rejected": other}
-    samples, _, _ = delivered(tmp_path, fn, explicit, common, plain)
-    assert {(str(one.tokens.tolist()), str(one.labels.tolist()), str(one.extra)) for one in samples} == {
-        (str(samples[0].tokens.tolist()), str(samples[0].labels.tolist()), str(samples[0].extra))
-    }
+
+    first, *others = samples(tmp_path, fn, explicit, common, plain)
+    assert others == [first, first]
 
 
 def test_prompts_have_no_flags(tmp_path, small_tokenizer):
@@ -230,8 +215,7 @@ def test_prompts_have_no_flags(tmp_path, small_tokenizer):
     ]
 
     for fn in functions:
-        (found,), _, _ = delivered(tmp_path, fn, {"messages": messages})
-        (plain,), _, _ = delivered(tmp_path, fn, {"messages": chat()[:3]})
+        found, plain = delivered(tmp_path, fn, {"messages": messages}, {"messages": chat()[:3]})
         assert found.tokens.tolist() == plain.tokens.tolist()
 
 
@@ -242,11 +226,9 @@ def test_every_turn_is_counted_not_every_row(tmp_path, small_tokenizer, shuffle,
     row = {"messages": [*chat({}, says_no), *chat({}, says_no)]}
 
     with patch.object(InlineExecutor, "answers_with_samples", new=with_samples):
-        _, counted, events = delivered(
-            tmp_path, ChatTokenizeFn(small_tokenizer), *[row, {"messages": chat()}] * 20, shuffle=shuffle
-        )
+        found = outcome(tmp_path, ChatTokenizeFn(small_tokenizer), *[row, {"messages": chat()}] * 20, shuffle=shuffle)
 
-    assert (counted, len(events)) == ({"turn_left_out": 40}, 1)
+    assert flagged(found) == ({"turn_left_out": 40}, 1)
 
 
 TEMPLATE = """\
@@ -267,7 +249,7 @@ KINDS = pytest.mark.parametrize(("make", "row"), [(ChatTokenizeFn, CHAT), (Prefe
 
 
 def samples(folder: Path, fn: Any, *rows: dict[str, Any]) -> list[tuple[Any, ...]]:
-    found = in_order(folder, fn, *rows)
+    found = delivered(folder, fn, *rows)
     return [(sample.tokens.tolist(), sample.labels.tolist(), sample.extra) for sample in found]
 
 

@@ -17,7 +17,6 @@ from asyncdata.tokenization import base
 from asyncdata.tokenization.base import describe, fingerprints_of, open_spec, resolve_path, resolved
 from asyncdata.tokenization.user_function import FunctionTokenizer
 from asyncdata.xtuner import XTunerTokenizeFn
-from tests.support.faults import until
 from tests.support.xtuner_fns import Characters, Returns, counting
 from tests.unit.tokenization import drops, faults, run, token_ids, values
 
@@ -49,8 +48,7 @@ SAMPLES: dict[str, tuple[Any, list[int], dict[str, Any]]] = {
     "input_ids go before tokens": ({"input_ids": [1], "tokens": ["a"]}, [1], {"extra": {"tokens": ["a"]}}),
     "columns, and the rest is extra": (
         {"input_ids": np.array([1, 2]), "prompt": "é", "label": None, "metadata": {"a": 1}, "n": [1.5]}, [1, 2],
-        {"prompt": "é", "metadata": {"a": 1}, "extra": {"n": [1.5]}},
-    ),
+        {"prompt": "é", "metadata": {"a": 1}, "extra": {"n": [1.5]}}),
     "infinity and lone surrogates": ({"input_ids": [1], "prompt": "\ud800", "metadata": {"score": float("inf")}}, [1],
         {"prompt": "\ud800", "metadata": {"score": float("inf")}}),
     "no labels": ({"input_ids": [5, 6], "labels": None}, [5, 6], {}),
@@ -284,6 +282,8 @@ def test_one_for_xtuner_is_made_by_a_path_a_class_or_a_function_and_runs_in_its_
 
     assert (token_ids(chunk), values(chunk, "spans")) == ([[97, 98, 99]], [[[1, 3]]])
     assert values(chunk, "extra") == [{"char_start": 0}]
+    cut = describe(XTunerTokenizeFn(CHARACTERS, {"max_length": 2}))
+    assert token_ids(run(open_spec(cut), [{"text": "abc"}])) == [[97, 98]]
 
 
 def test_a_function_is_known_by_its_path_and_its_version_or_its_hash_and_arguments_that_the_hash_forgets():
@@ -350,8 +350,8 @@ def path(jsonl_file):
     return str(jsonl_file([{"text": "abcdef"}] * 8))
 
 
-def tokens_of(path: str, fn: Any, num_workers: int = 0) -> list[int]:
-    with DataLoader(path, tokenize_fn=fn, num_workers=num_workers) as loader:
+def tokens_of(path: str, fn: Any) -> list[int]:
+    with DataLoader(path, tokenize_fn=fn, num_workers=0) as loader:
         (sample,) = loader.get_next_batch(1)
     assert sample.labels is not None
     assert sample.labels.tolist() == [-100, *sample.tokens.tolist()[1:]]
@@ -367,32 +367,6 @@ def test_an_object_for_xtuner_runs_in_this_process_and_is_refused_for_a_worker_w
         DataLoader(path, tokenize_fn=fn, num_workers=1)
     for way_out in ("XTunerTokenizeFn('package.module:name'", "tokenize_fn='package.module:name'", "num_workers=0"):
         assert way_out in str(refused.value)
-
-
-@pytest.mark.thorough
-def test_one_that_has_an_import_path_runs_in_a_worker(path):
-    assert len(tokens_of(path, f"{XTUNER_FNS}:ready", num_workers=1)) == 3
-    assert len(tokens_of(path, XTunerTokenizeFn(CHARACTERS, {"max_length": 4}), num_workers=1)) == 4
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "error"),
-    [
-        (Characters(2), Characters(2, name="other"), "tokenize_fn"),
-        (XTunerTokenizeFn(Characters(4)), XTunerTokenizeFn(Characters(5)), "AD603"),
-    ],
-    ids=["its hash", "canaries, where the hash does not show it"],
-)
-def test_a_snapshot_of_a_function_that_gives_other_samples_is_refused(path, before, after, error):
-    with DataLoader(path, tokenize_fn=before, num_workers=0) as loader:
-        loader.get_next_batch(2)
-        until(lambda: loader.state_dict()["canaries"])
-        state = loader.state_dict()
-
-    with DataLoader(path, tokenize_fn=after, num_workers=0) as loader:
-        with pytest.raises(asyncdata.errors.SnapshotMismatchError, match=error):
-            loader.load_state_dict(state)
-            loader.get_next_batch(1)
 
 
 PROCESSOR = SimpleNamespace(patch_size=2, temporal_patch_size=2)
@@ -430,38 +404,35 @@ def rows(jsonl_file):
     return jsonl_file([{"text": "a"}])
 
 
-def test_pictures_of_qwen_are_columns_and_positions_are_those_of_each_token(rows):
-    sample = sample_of(rows, Pictures(VL), media_root="media")
-
-    shapes = {name: (array.shape, array.dtype) for name, array in sample.columns.items()}
-    assert shapes == {
-        "pixel_values": ((4, 24), np.float32), "image_grid_thw": ((1, 3), np.int64), "num_img_tokens": ((1,), np.int64),
-        "mrope": ((2, 3), np.int64),
-    }  # fmt: skip
-    assert sample.columns["mrope"].tolist() == [[0, 2, 4], [1, 3, 5]]
-    assert sample.extra == {"num_imgs": [1], "root": "media"}
-
-
-def test_a_text_among_them_has_positions_only(rows):
-    text = {name: VL[name] for name in ("input_ids", "labels", "position_ids", "num_tokens", "num_imgs")}
-    sample = sample_of(rows, Pictures(text | {"num_img_tokens": [0]}))
-
-    assert [name for name, array in sample.columns.items() if len(array)] == ["mrope"]
-    assert sample.extra == {"num_imgs": [1]}
+TEXT = {name: VL[name] for name in ("input_ids", "labels", "position_ids", "num_tokens", "num_imgs")}
+TILES = {name: VL[name] for name in ("input_ids", "num_tokens", "num_img_tokens")}
+GRIDS = {"image_grid_thw": ((1, 3), np.int64), "num_img_tokens": ((1,), np.int64)}
+MROPE = {"mrope": ((2, 3), np.int64)}
+SHAPES: dict[str, tuple[Pictures, dict[str, Any]]] = {
+    "pictures of Qwen": (Pictures(VL), {"pixel_values": ((4, 24), np.float32), **GRIDS, **MROPE}),
+    "a text among them": (Pictures(TEXT | {"num_img_tokens": [0]}), MROPE),
+    "pictures without positions": (Pictures(VL | {"position_ids": None}, enable_3d_rope=False),
+        {"pixel_values": ((4, 24), np.float32), **GRIDS}),
+    "tiles of InternVL": (Pictures(TILES | {"pixel_values": np.ones((2, 3, 4, 4))}, None, image_size=4),
+        {"pixel_values": ((2, 3, 4, 4), np.float32), "num_img_tokens": ((1,), np.int64)}),
+}  # fmt: skip
 
 
-def test_tiles_of_internvl_are_columns_without_positions(rows):
-    tiles = {name: VL[name] for name in ("input_ids", "num_tokens", "num_img_tokens")}
-    made = Pictures(tiles | {"pixel_values": np.ones((2, 3, 4, 4))}, None, image_size=4)
-    columns = sample_of(rows, made).columns
+@pytest.mark.parametrize(("made", "shapes"), SHAPES.values(), ids=SHAPES)
+def test_pictures_and_the_positions_of_tokens_are_columns(rows, made, shapes):
+    sample = sample_of(rows, made, media_root="media")
 
-    assert (columns["pixel_values"].shape, set(columns)) == ((2, 3, 4, 4), {"pixel_values", "num_img_tokens"})
+    columns = {name: array for name, array in sample.columns.items() if len(array)}
+    assert {name: (array.shape, array.dtype) for name, array in columns.items()} == shapes
+    assert ("mrope" in sample.columns.declared) is ("mrope" in shapes)
+    assert "mrope" not in shapes or columns["mrope"].tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert sample.extra == {**({"num_imgs": [1]} if "num_imgs" in made.result else {}), "root": "media"}
 
 
-def test_positions_are_no_column_where_the_function_makes_none_and_declared_columns_go_first(rows):
-    assert "mrope" not in sample_of(rows, Pictures(VL | {"position_ids": None}, enable_3d_rope=False)).columns.declared
+def test_columns_that_the_function_declares_go_first(rows):
     own = (Column("weights", "float32"),)
     made = Pictures({"input_ids": [1, 2], "weights": [0.5, 1]}, columns=own)
+
     assert sample_of(rows, made, media_root="media").columns.declared == {"weights": own[0]}
 
 
