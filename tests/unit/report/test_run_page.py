@@ -11,20 +11,9 @@ from hypothesis import strategies as st
 from asyncdata.report.figures import lines, origins
 from asyncdata.report.page import Run, visible
 from asyncdata.telemetry.reader import read
+from tests.support import parts
 from tests.support.examples import in_ci
 from tests.support.pages import read_page
-from tests.support.parts import (
-    MAX_ROWS,
-    MAX_SAMPLE_CHARS,
-    BadRowRecord,
-    Event,
-    Samples,
-    Series,
-    ShownSample,
-    ShownText,
-    script_json,
-    steps_of,
-)
 from tests.support.telemetry_files import (
     BEGAN,
     HOSTILE,
@@ -36,8 +25,6 @@ from tests.support.telemetry_files import (
     written_page,
 )
 
-SECTIONS = "overview waits left-out samples steps ranks lengths mix rates rollouts bad-rows events configuration"
-
 
 @pytest.fixture
 def page(tmp_path):
@@ -46,11 +33,11 @@ def page(tmp_path):
 
 def test_the_page_has_its_sections_in_their_order(tmp_path):
     written = written_page(tmp_path).decode()
-    assert re.findall(r'<section id="([\w-]+)"', written) == SECTIONS.split()
-    style = re.search(r"\.run\.trained \{(.*?)\}", written, re.DOTALL)
-    assert style is not None and "border-bottom" in style[1] and re.search(r"padding-bottom: [1-9]", style[1]), (
-        "the line under trained text leaves underscores free"
-    )
+    sections = "overview waits left-out samples steps ranks lengths mix rates rollouts bad-rows events configuration"
+    assert re.findall(r'<section id="([\w-]+)"', written) == sections.split()
+    style, *_ = re.findall(r"\.run\.trained \{(.*?)\}", written, re.DOTALL)
+    assert "border-bottom" in style
+    assert re.search(r"padding-bottom: [1-9]", style), "the line under trained text leaves underscores free"
 
 
 def test_no_text_of_a_run_is_markup_or_program(tmp_path, page):
@@ -75,22 +62,22 @@ def test_names_that_are_not_utf_8_are_shown_with_their_bytes(tmp_path):
 
 
 def test_tables_of_bad_rows_and_events_are_bounded_and_say_so(tmp_path):
-    number = MAX_ROWS + 7
-    bad = [BadRowRecord(at=BEGAN, code="AD421", path="a.jsonl", line=at + 1) for at in range(number)]
-    events = [Event(at=BEGAN + at, name="worker.lost") for at in range(number)]
+    number = parts.MAX_ROWS + 7
+    bad = [parts.BadRowRecord(at=BEGAN, code="AD421", path="a.jsonl", line=at + 1) for at in range(number)]
+    events = [parts.Event(at=BEGAN + at, name="worker.lost") for at in range(number)]
     write(tmp_path / "run" / "rank-00000-0000.jsonl", [start(), *bad, *events])
     page = read_page(page_of(tmp_path / "run", tmp_path / "r.html", "--samples", 25))
 
     assert len(page.data) == 25
-    assert len(page.tables["bad-rows-table"]) == len(page.tables["events-table"]) == 1 + MAX_ROWS
-    assert f"The first {MAX_ROWS} of {number} bad rows" in page.text
-    assert f"The last {MAX_ROWS} of {number} events" in page.text
+    assert len(page.tables["bad-rows-table"]) == len(page.tables["events-table"]) == 1 + parts.MAX_ROWS
+    assert f"The first {parts.MAX_ROWS} of {number} bad rows" in page.text
+    assert f"The last {parts.MAX_ROWS} of {number} events" in page.text
     assert page.tables["event-names"][1] == ["worker.lost", str(number)]
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [None], [1e-9], [5.0] * 3, [1e15, 1.0]])
 def test_every_series_has_axes_with_few_ticks_from_end_to_end(values):
-    chart = lines("a", "A", "about", list(map(float, range(len(values)))), [Series("a", values)], unit="x")
+    chart = lines("a", "A", "about", list(map(float, range(len(values)))), [parts.Series("a", values)], unit="x")
     assert (chart.y.ticks[0].at, chart.y.ticks[-1].at) == (0, 100)
     assert 2 <= len(chart.y.ticks) <= 6
     assert max([value for value in values if value is not None], default=0) <= chart.y.high * (1 + 1e-9)
@@ -103,7 +90,7 @@ def test_the_time_of_a_call_is_shown_until_it_ended_also_over_moments_without_an
     moments[1:3] = [msgspec.structs.replace(moment, **nothing) for moment in moments[1:3]]
     write(tmp_path / "rank-00000-0000.jsonl", [start(), *moments])
     run = read(tmp_path)
-    steps = steps_of(run.stream, origins(run)[0], of_calls=True)
+    steps = parts.steps_of(run.stream, origins(run)[0], of_calls=True)
     found = [(s.since, s.until, s.added.calls) for s in steps if s is not None]
     assert found == [(0, 15, 30), (15, 20, 10)]
 
@@ -114,7 +101,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()))  # with lone surrogates
 def test_text_stays_as_it_is_and_what_cannot_be_seen_has_its_code_point():
     assert visible("naïve 😀 قريب\n\tx") == "naïve 😀 قريب\n\tx"
     assert visible("a\u202eb\x00\ud83d") == "a⟨U+202E⟩b⟨U+0000⟩⟨U+D83D⟩"
-    assert script_json(["</script>", "<!--", "\u2028"]) == r'["\u003c/script\u003e","\u003c!--","\u2028"]'
+    assert parts.script_json(["</script>", "<!--", "\u2028"]) == r'["\u003c/script\u003e","\u003c!--","\u2028"]'
 
 
 @in_ci(max_examples=30)
@@ -125,7 +112,7 @@ def test_text_stays_as_it_is_and_what_cannot_be_seen_has_its_code_point():
     ANY_TEXT,
 )
 def test_json_in_a_script_is_the_value_and_cannot_end_it_and_no_text_turns_what_follows(value, text):
-    found = script_json(value)
+    found = parts.script_json(value)
     assert json.loads(found) == value
     assert not set("<>&\u2028\u2029") & set(found)
     assert all(char.isprintable() or char in "\n\t" for char in visible(text))
@@ -133,34 +120,34 @@ def test_json_in_a_script_is_the_value_and_cannot_end_it_and_no_text_turns_what_
 
 def shown(*samples, **limits):
     """Samples on a page."""
-    found = Samples(**limits)
+    found = parts.Samples(**limits)
     for one in samples:
         found.add(one)
     return found
 
 
 def sample(*runs):
-    return ShownSample(position="0:0:1", place="a.jsonl:2", texts=[ShownText("", list(runs))])
+    return parts.ShownSample(position="0:0:1", place="a.jsonl:2", texts=[parts.ShownText("", list(runs))])
 
 
 def test_what_cannot_be_seen_is_shown_in_every_text_of_a_sample():
     bad = "\u202e"
-    hidden = ShownSample(position="0:0:1", place=f"a{bad}", source=bad, reason=bad, facts={bad: bad})
-    assert bad not in script_json(shown(hidden, sample(Run(bad))).shown)
+    hidden = parts.ShownSample(position="0:0:1", place=f"a{bad}", source=bad, reason=bad, facts={bad: bad})
+    assert bad not in parts.script_json(shown(hidden, sample(Run(bad))).shown)
 
 
 def test_of_a_long_sample_the_first_and_the_last_half_are_shown_with_a_note_of_how_much_is_not():
-    half, trained = MAX_SAMPLE_CHARS // 2, {"is_trained": True}
+    half, trained = parts.MAX_SAMPLE_CHARS // 2, {"is_trained": True}
     (found,) = shown(sample(Run("12", **trained), Run("a" * 999_994), Run("34"), Run("56", **trained))).shown
-    note = f"\n⟨… {1_000_000 - MAX_SAMPLE_CHARS:,} characters are not shown …⟩\n"
+    note = f"\n⟨… {1_000_000 - parts.MAX_SAMPLE_CHARS:,} characters are not shown …⟩\n"
     runs = [["12", 1], ["a" * (half - 2), 0], [note, 4], ["a" * (half - 4), 0], ["34", 0], ["56", 1]]
     assert found["texts"] == [["", runs]]
 
 
 @pytest.mark.parametrize("limits", [{"max_samples": 2}, {"max_bytes": 100_000}], ids=["samples", "bytes"])
 def test_samples_beyond_the_most_are_counted(limits):
-    found = shown(*[sample(Run("é" * MAX_SAMPLE_CHARS))] * 50, **limits)
+    found = shown(*[sample(Run("é" * parts.MAX_SAMPLE_CHARS))] * 50, **limits)
     assert found.is_full
     assert len(found.shown) + found.num_left_out == 50
-    size = len(script_json(found.shown).encode())
-    assert len(found.shown) == 2 if "max_samples" in limits else 100_000 <= size < 100_000 + 3 * MAX_SAMPLE_CHARS
+    size = len(parts.script_json(found.shown).encode())
+    assert len(found.shown) == 2 if "max_samples" in limits else 100_000 <= size < 100_000 + 3 * parts.MAX_SAMPLE_CHARS

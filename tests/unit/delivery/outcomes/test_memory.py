@@ -16,8 +16,8 @@ from tests.support.examples import in_ci
 from tests.support.parts import OutcomeMemory, RowReport, RowTable, policy_of, row_ids
 
 
-def scored(row, *scores, epoch=0, first=0):
-    return RowReport(row, epoch, list(enumerate(scores, first)))
+def scored(row, *scores, epoch=0):
+    return RowReport(row, epoch, list(enumerate(scores)))
 
 
 def test_a_row_takes_34_bytes_and_its_id_is_its_file_and_its_offset():
@@ -161,8 +161,6 @@ def left_out(policy, outcomes, epoch=1):
 
 
 MEANS = table(*((8, mean, mean, 0) for mean in (0.0, 0.1, 0.5, 0.9, 1.0)))
-
-
 MIXED = table((16, 0.5, 1.0, 1), (16, 1.0, 0.5, 1))
 
 
@@ -227,9 +225,7 @@ NO_FUNCTION = 3
 )
 def test_a_function_that_is_no_policy_is_refused_by_its_name(name, code):
     with pytest.raises(ConfigError, match=f"{code}.*{name}"):
-        policy = policy_of(Outcomes(policy=f"{__name__}:{name}"))
-        assert policy is not None
-        policy(MEANS, 1)
+        policy_of(Outcomes(policy=f"{__name__}:{name}"))(MEANS, 1)
 
 
 def test_outcomes_may_be_settings_as_in_a_file():

@@ -228,13 +228,14 @@ def test_a_place_that_is_not_there_is_refused_and_changes_nothing(prompts, order
 
 
 def test_the_place_may_be_set_whatever_the_dataset_and_numbers_go_on_from_what_is_set(prompts):
-    streaming = source_of(prompts, asyncdata_dataset="asyncdata.integrations.hf_adapter.AsyncDatasetAdapter")
-    for opened in (source_over(InMemory(5)), streaming):
-        with opened as source:
-            source.sample_offset = 3
-            assert labels(source.get_samples(2)) == ["3", "4"]
-    with source_over(InMemory(5)) as source, pytest.raises(errors.ConfigError, match="sample_offset"):
-        source.sample_offset = 6
+    with source_of(prompts, asyncdata_dataset="asyncdata.integrations.hf_adapter.AsyncDatasetAdapter") as source:
+        source.sample_offset = 3
+        assert labels(source.get_samples(2)) == ["3", "4"]
+    with source_over(InMemory(5)) as source:
+        source.sample_offset = 3
+        assert labels(source.get_samples(2)) == ["3", "4"]
+        with pytest.raises(errors.ConfigError, match="sample_offset"):
+            source.sample_offset = 6
     with source_of(None, n_samples_per_prompt=2) as source:
         source.sample_offset, source.sample_group_index, source.sample_index = 3, 100, 7
         assert source.sample_offset == 3
@@ -365,10 +366,9 @@ def test_the_read_only_source_serves_what_the_other_serves_and_takes_nothing_bac
         assert source.get_samples(0) == []
         for nothing in (None, []):
             source.add_samples(nothing)
-        with pytest.raises(ReadOnlyError, match="AD432 a ReadOnlyDataSource takes no groups back") as caught:
-            source.add_samples(groups[:1])
-        assert isinstance(caught.value, RuntimeError)  # as with slime
-        assert isinstance(caught.value, errors.InvalidGroupError)
+        for kind in (ReadOnlyError, RuntimeError, errors.InvalidGroupError):  # one of them is slime's
+            with pytest.raises(kind, match="AD432 a ReadOnlyDataSource takes no groups back"):
+                source.add_samples(groups[:1])
         assert not hasattr(source, "buffer")
         assert source.get_buffer_length() is None
         assert source.statistics()["asyncdata_buffered_groups"] == 0
