@@ -203,9 +203,6 @@ def delivered(*indices: int, seed: int = 0) -> list[Delivered]:
     return [Delivered(index, f"0:0:{index}", 3, f"{seed + index:032x}") for index in indices]
 
 
-WHOLE = delivered(*range(7))
-
-
 @pytest.mark.parametrize(
     ("resumed", "first_difference"),
     [
@@ -216,9 +213,8 @@ WHOLE = delivered(*range(7))
     ],
 )  # fmt: skip
 def test_a_resumed_run_that_differs_is_found(resumed, first_difference):
-    outcome = compare(delivered(0, 1, 2), resumed, WHOLE)
-    assert not outcome.is_identical
-    assert outcome.first_difference == first_difference
+    outcome = compare(delivered(0, 1, 2), resumed, delivered(*range(7)))
+    assert (outcome.is_identical, outcome.first_difference) == (False, first_difference)
     assert outcome.digest != outcome.uninterrupted_digest
     again = compare(delivered(0, 1, 2, 3, seed=1), delivered(3, 4), delivered(0, 1, 2, 3, 4))
     assert not again.is_identical and not again.repeated_identical, "samples that come again otherwise are found"
@@ -278,27 +274,23 @@ def test_a_demo_with_a_difference_is_status_1_and_has_numbers_for_programs(monke
         return
 
     facts = json.loads(out)
-    assert (facts["is_identical"], facts["first_difference"]) == (False, 0)
-    assert (facts["rows"], facts["samples"], facts["folder"]) == (NUM_ROWS, 2 * NUM_ROWS, None)
+    wanted = {"is_identical": False, "first_difference": 0, "rows": NUM_ROWS, "samples": 2 * NUM_ROWS, "folder": None}
+    assert facts.items() >= wanted.items()
     assert facts["digest"] != facts["uninterrupted_digest"]
     assert 0 < facts["resumed_at"] <= facts["killed_at"] < 2 * NUM_ROWS
     assert facts["repeated"] == facts["killed_at"] - facts["resumed_at"]
 
 
+OVER = "the run was over before it could be killed; try more --rows"
+FAILED = "a run ended with exit status 1: asyncdata: ConfigError: AD413 tokenizer '/no/such/folder'"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        pytest.param(
-            {"_KILL_AT": 2.0, "_RUN_S": 0.1},
-            "the run was over before it could be killed; try more --rows",
-            marks=pytest.mark.thorough,
-        ),
-        (
-            {"tokenizer_folder": lambda: "/no/such/folder"},
-            "a run ended with exit status 1: asyncdata: ConfigError: AD413 tokenizer '/no/such/folder'",
-        ),
+        pytest.param({"_KILL_AT": 2.0, "_RUN_S": 0.1}, OVER, marks=pytest.mark.thorough, id="over before the kill"),
+        pytest.param({"tokenizer_folder": lambda: "/no/such/folder"}, FAILED, id="a run that fails"),
     ],
-    ids=["over before the kill", "a run that fails"],
 )
 def test_a_demo_that_cannot_be_done_says_why(monkeypatch, capsys, changes, said):
     for name, value in changes.items():

@@ -109,21 +109,20 @@ def test_a_function_or_the_class_of_a_callable_is_known_by_its_tag_or_else_its_i
 
 def open_source(kind: str, folder: Path) -> Any:
     """Two rows, open, as blocks that a worker reads with the reader of that kind."""
-    rows, path = [{"id": 1}, {"id": 2}], folder / f"rows.{kind}"
+    path = folder / f"rows.{kind}"
     if kind == "huggingface":
         datasets = pytest.importorskip("datasets")
-        return asyncdata.HuggingFaceSource(datasets.Dataset.from_list(rows)).open(1 << 20)
+        return asyncdata.HuggingFaceSource(datasets.Dataset.from_dict({"id": [1, 2]})).open(1 << 20)
 
     if kind == "parquet":
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        pq.write_table(pa.Table.from_pylist(rows), path)
+        pytest.importorskip("tests.support.parquet_files").write(path, 2)
         return ParquetSource(str(path)).open(1 << 20)
 
     if kind == "json-array":
-        path.write_text(json.dumps(rows), encoding="utf-8")
+        path.write_text('[{"id": 1}, {"id": 2}]')
         return JsonArraySource(str(path)).open(1 << 20).as_blocks(1 << 20)
 
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text('{"id": 1}\n{"id": 2}\n')
     return JsonlSource(str(path), python_lines=kind == "python-lines").open(1 << 20)
 
 

@@ -152,20 +152,12 @@ def test_damaged_folders_have_a_page_or_an_error_by_name(folder, capsys, seeds):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [b'{"kind":"event","at":1.0,"name":"\xff"}', b'{"kind":"interval","at":1e300,"elapsed_s":0,"place":[0,0,0]}'],
-    ids=["no UTF-8", "an absurd time"],
+    "line", [b'{"kind":"event","at":1,"name":"\xff"}', b'{"kind":"interval","at":1e300,"elapsed_s":0,"place":[0,0,0]}']
 )
 def test_a_damaged_line_is_left_out_and_counted(folder, capsys, line):
     path = sorted(folder.iterdir())[0]
     path.write_bytes(path.read_bytes() + line + b"\n")
     assert "1 lines of the files are damaged, and were left out." in page_or_error(folder, capsys)
-
-
-def test_a_file_that_begins_with_no_utf8_is_refused_by_name(folder, capsys):
-    path = sorted(folder.iterdir())[0]
-    path.write_bytes(path.read_bytes().replace(b'"', b'"\xff', 1))
-    assert page_or_error(folder, capsys) == ""
 
 
 PAGES = sorted((Path(__file__).parents[2] / "transcripts").glob("*.md"))

@@ -67,20 +67,13 @@ def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(b
     assert index.num_tokens.tolist() == expected.num_tokens.tolist()
 
 
-PARTS = [
-    parts.Indexed(
-        bytes(4 * n),
-        ints(range(n)),
-        ints([7] * n),
-        marks,
-        n,
-        {"max_length": n},
-        [parts.RowError(0, "AD101", "cut")],
-        told,
-    )
-    for n, marks in enumerate([b"", b"", bytes([1, 255]), b"", bytes([2, 0, 0, 5])])
-    for told in [ints([0] * n if marks else range(n))]
-]
+def indexed(n: int, marks: bytes) -> parts.Indexed:
+    lengths, num_tokens = ints([7] * n), ints([0] * n if marks else range(n))
+    errors = [parts.RowError(0, "AD101", "cut")]
+    return parts.Indexed(bytes(4 * n), ints(range(n)), lengths, marks, n, {"max_length": n}, errors, num_tokens)
+
+
+PARTS = list(map(indexed, range(5), (b"", b"", bytes([1, 255]), b"", bytes([2, 0, 0, 5]))))
 IDENTITY = "0123456789abcdef"
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from asyncdata import DataLoader, JsonlSource
@@ -19,7 +20,6 @@ V1, V2 = "12:memory:/d/x\n4:cpu,cpuacct:/d/x\n1:name=systemd:/x\n", "0::/a/b\n"
 CACHED, CACHED_V1 = "inactive_file 300\nactive_file 7\n", "inactive_file 1\ntotal_inactive_file 300\n"
 Files = dict[str, str]
 
-
 CPU_V1 = {"cpu,cpuacct/d/x/cpu.cfs_period_us": "100000"}
 GROUP_V1 = "memory/d/x/memory"
 MEMORY_V1 = {f"{GROUP_V1}.limit_in_bytes": "5000", f"{GROUP_V1}.usage_in_bytes": "4000", f"{GROUP_V1}.stat": CACHED_V1}
@@ -28,6 +28,10 @@ MEMORY_V1 = {f"{GROUP_V1}.limit_in_bytes": "5000", f"{GROUP_V1}.usage_in_bytes":
 def memory_v2(limit: str, used: str, group: str = "a/b", cached: str = "") -> Files:
     memory = f"{group}/memory"
     return {f"{memory}.max": limit, f"{memory}.current": used, f"{memory}.stat": cached}
+
+
+NESTED = {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "300000 100000\n"}
+NESTED |= memory_v2("max\n", "500\n") | memory_v2("2000\n", "900\n", "a")
 
 
 @pytest.fixture
@@ -57,15 +61,7 @@ def machine(tmp_path, monkeypatch):
         pytest.param(V1, CPU_V1 | {"cpu,cpuacct/d/x/cpu.cfs_quota_us": "-1\n"}, 16, ALL, id="no quota, version 1"),
         pytest.param(V1, CPU_V1 | {"cpu,cpuacct/d/x/cpu.cfs_quota_us": "350000\n"}, 4, ALL, id="a quota, version 1"),
         pytest.param("0::/../../kubepods/x\n", {"cpu.max": "200000 100000\n"}, 2, ALL, id="a path beyond the mount"),
-        pytest.param(
-            V2,
-            {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "300000 100000\n"}
-            | memory_v2("max\n", "500\n")
-            | memory_v2("2000\n", "900\n", "a"),
-            3,
-            1100,
-            id="the tightest limit of all groups above this process",
-        ),
+        pytest.param(V2, NESTED, 3, 1100, id="the tightest limit of all groups above this process"),
         pytest.param(V2, memory_v2("5000\n", "4000\n", cached=CACHED), 16, 1300, id="cached pages count as free"),
         pytest.param(V1, MEMORY_V1, 16, 1300, id="cached pages count as free, version 1"),
         pytest.param(V2, memory_v2("5\n", "9\n"), 16, 0, id="a group above its limit has nothing left"),
@@ -128,8 +124,7 @@ def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
 
 
 def num_open(folder) -> int:
-    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    return sum(os.path.lexists(link) and os.readlink(link).startswith(f"{folder}/") for link in links)
+    return sum(file.path.startswith(f"{folder}/") for file in psutil.Process().open_files())
 
 
 def test_no_more_than_64_files_are_open_however_many_there_are_and_none_when_it_is_closed(tmp_path):

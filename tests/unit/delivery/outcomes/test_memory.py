@@ -167,15 +167,13 @@ MIXED = table((16, 0.5, 1.0, 1), (16, 1.0, 0.5, 1))
 @pytest.mark.parametrize(
     ("policy", "outcomes", "wanted"),
     [
-        (PassRate(drop_above=0.9), MEANS, [3, 4]),
-        (PassRate(drop_below=0.1), MEANS, [0]),
-        (PassRate(0.1, 0.9), MEANS, [0, 3, 4]),
-        (PassRate(drop_above=0.9, after=8), MEANS, [3, 4]),
+        (PassRate(drop_above=0.9), MEANS, [3, 4]), (PassRate(drop_below=0.1), MEANS, [0]),
+        (PassRate(0.1, 0.9), MEANS, [0, 3, 4]), (PassRate(drop_above=0.9, after=8), MEANS, [3, 4]),
         (PassRate(drop_above=0.9, after=9), MEANS, []),
         pytest.param(PassRate(drop_above=0.9), MIXED, [0], id="the mean of the last epoch"),
         pytest.param(PassRate(drop_above=0.9, over="all"), MIXED, [1], id="the mean of all scores"),
     ],
-)
+)  # fmt: skip
 def test_a_pass_rate_keeps_the_rows_between_its_limits(policy, outcomes, wanted):
     assert left_out(policy, outcomes) == wanted
 

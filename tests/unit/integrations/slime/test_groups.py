@@ -189,12 +189,11 @@ def test_a_large_array_that_a_thread_writes_into_meanwhile_does_not_tear_the_fil
 PIXELS = {"__dict__": {"__tensor__": ["bfloat16", [3, 5], {"__ndarray__": ["|u1", [30], "gD+AP4A/" * 5]}]}}
 KEPT = {"__dict__": {"pixel_values": PIXELS, "__tensor__": {"__tuple__": [1, {"__bytes__": "eA=="}]}}}
 OLD = {
-    "tokens": [1, 2, 3],
-    "status": "aborted",
+    "tokens": [1, 2, 3], "status": "aborted",
     "metadata": {"__dict__": {"big": [2**63, -1.5, None], "__odd__": 1}},
     "rollout_routed_experts": {"__ndarray__": ["<i4", [30_000], base64.b64encode(b"\7\0\0\0" * 30_000).decode()]},
     "multimodal_train_inputs": {"__dict__": {"__kept__": KEPT}},
-}
+}  # fmt: skip
 
 
 def rewrite(path, change):
@@ -367,10 +366,8 @@ DEEP = "nested more than 200 deep"
 UNPERSISTABLE: dict[str, dict[Any, Any]] = {
     r"\$\.metadata\.of": {"of": {1, 2}},
     r"\$\.metadata\.at": {"at": datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)},
-    "has the key 5": {5: "a number as its key"},
-    r"metadata\.lock": {"lock": object()},
-    DEEP: {"tree": nested(500)},
-}
+    "has the key 5": {5: "a number as its key"}, r"metadata\.lock": {"lock": object()}, DEEP: {"tree": nested(500)},
+}  # fmt: skip
 SERVE = {"asyncdata_unpersistable": "serve_without_saving"}
 
 

@@ -64,12 +64,11 @@ def test_a_loader_that_never_starts_leaves_no_process_and_no_thread(path, progre
 @pytest.mark.parametrize(
     ("source", "function", "knobs", "error"),
     [
-        ("rows.jsonl", row_id, {"batch_size": -1}, ConfigError),
-        ("nowhere.jsonl", row_id, {}, SourceError),
+        ("rows.jsonl", row_id, {"batch_size": -1}, ConfigError), ("nowhere.jsonl", row_id, {}, SourceError),
         ("rows.jsonl", lambda row: [row["id"]], {}, ConfigError),
         ("rows.jsonl", "tests.support.nowhere:fn", {}, ConfigError),
     ],
-)
+)  # fmt: skip
 def test_a_constructor_that_fails_leaves_no_process_and_no_thread(path, source, function, knobs, error):
     with pytest.raises(error):
         DataLoader(path.parent / source, tokenize_fn=function, num_workers=2, **knobs)
@@ -90,15 +89,6 @@ def test_a_loader_survives_its_thread_and_a_fork_server_that_dies_before_the_fir
     with made[0] as loader:
         assert ids(loader.get_next_batch(50)) == list(range(50))
         assert loader.statistics().worker_restarts_total == is_killed
-
-
-def test_a_function_that_fails_to_open_is_an_error_at_every_call(path, tmp_path):
-    function = Opening("waits and raises", str(tmp_path))
-    with DataLoader(path, tokenize_fn=function, num_workers=2, timeout_s=NEVER_S) as loader:
-        (tmp_path / "open").touch()
-        for _ in range(2):
-            with pytest.raises(WorkerError, match="^AD426 the tokenize function cannot be opened: FileNotFoundError"):
-                loader.get_next_batch(1)
 
 
 PROGRAM = """
@@ -127,13 +117,8 @@ os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"""
 @pytest.mark.parametrize(
     ("meddle", "closed", "told"),
     [
-        ("sys.executable = None", "", THERE_IS_NONE.format(None)),
-        ("sys.executable = ''", "", THERE_IS_NONE.format("''")),
-        (
-            "sys.executable = '/nowhere/python'",
-            "",
-            "AD426 workers cannot be started: [Errno 2] No such file or directory",
-        ),
+        *((f"sys.executable = {wrong}", "", THERE_IS_NONE.format(wrong)) for wrong in ("None", "''")),
+        ("sys.executable = '/nowhere/python'", "", "AD426 workers cannot be started: [Errno 2] No such file or"),
         ("sys.path.append(b'/bytes')", "", WELL),
         ("import pathlib; sys.path.append(pathlib.Path('/path'))", "", WELL),
         (NO_FOLDER, "", WELL),
