@@ -93,8 +93,7 @@ def test_every_installed_dependency_of_a_user_has_a_permissive_or_reviewed_licen
     found: set[str] = set()
     for name in names(CORE).union(*(names(EXTRAS[extra]) for extra in set(EXTRAS) - FOR_DEVELOPERS - {"torch"})):
         needed(name, found)
-    here = {canonicalize_name(each.metadata["Name"]) for each in metadata.distributions()}
-    licences = of_installed(found & here)
+    licences = of_installed(found & {canonicalize_name(each.metadata["Name"]) for each in metadata.distributions()})
     assert len(licences) > 15
     assert faults(licences) == []
 

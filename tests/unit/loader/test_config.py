@@ -14,19 +14,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from asyncdata import (
-    AsyncDataLoader,
-    BadRows,
-    Cache,
-    DataLoader,
-    Limits,
-    LoaderConfig,
-    Mix,
-    Part,
-    Ranks,
-    RowShuffle,
-    Shuffle,
-)
+import asyncdata
+from asyncdata import BadRows, Cache, DataLoader, Limits, LoaderConfig, Mix, Part, Ranks, RowShuffle, Shuffle
 from asyncdata.errors import ConfigError
 from asyncdata.loader import autotune as tuners
 from asyncdata.loader import config as declared
@@ -59,7 +48,7 @@ def kinds(annotation: object) -> set[object]:
     return set().union(*map(kinds, get_args(annotation))) if is_union else {annotation}
 
 
-@pytest.mark.parametrize("loader", [DataLoader, AsyncDataLoader])
+@pytest.mark.parametrize("loader", [DataLoader, asyncdata.AsyncDataLoader])
 def test_the_constructor_of_a_loader_declares_the_fields_with_their_defaults(loader):
     assert {name: each.default for name, each in arguments(loader).items()} == msgspec.structs.asdict(LoaderConfig())
     assert tuple(arguments(loader)) == LoaderConfig.__struct_fields__
@@ -392,5 +381,4 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 def test_what_it_may_do_follows_from_the_settings_and_the_machine(monkeypatch, settings, wanted):
     change(monkeypatch, cpus_of_a_loader=lambda: 12)
     change(monkeypatch, free_memory_of_a_loader=lambda: 1000 * MIB)
-    limits = limits_of(LoaderConfig.of(settings))
-    assert {name: getattr(limits, name) for name in wanted} == wanted
+    assert {name: getattr(limits_of(LoaderConfig.of(settings)), name) for name in wanted} == wanted

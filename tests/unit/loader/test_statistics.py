@@ -309,9 +309,7 @@ def test_without_rich_there_are_lines_and_events_come_each_time_the_wait_has_dou
     assert [record.fields["waited_s"] for record in caplog.records] == [2.0, 4.0, 8.0, 16.0]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+Terminal = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})
 
 
 def test_with_rich_there_is_a_bar_that_disappears_and_leaves_what_the_program_prints_where_it_goes(monkeypatch):
@@ -329,13 +327,10 @@ def test_with_rich_there_is_a_bar_that_disappears_and_leaves_what_the_program_pr
     assert "a result" not in sys.stderr.getvalue()
 
 
-class ZMQInteractiveShell:
-    """The name by which a notebook is known."""
-
-
 def test_a_notebook_whose_packages_are_not_there_breaks_nothing(monkeypatch):
     pytest.importorskip("rich")
-    shell, ipython = ZMQInteractiveShell(), types.ModuleType("IPython")
+    ipython = types.ModuleType("IPython")
+    shell = type("ZMQInteractiveShell", (), {})()  # the name by which a notebook is known
     monkeypatch.setenv("JPY_PARENT_PID", "1")
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     assert way_of("auto", 0) != "bar"  # a module that is only half imported

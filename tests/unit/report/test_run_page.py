@@ -11,28 +11,13 @@ from hypothesis import strategies as st
 from asyncdata.report.figures import lines, origins
 from asyncdata.report.page import Run, visible
 from asyncdata.telemetry.reader import read
-from tests.support import parts
+from tests.support import parts, telemetry_files
 from tests.support.examples import in_ci
 from tests.support.pages import read_page
-from tests.support.telemetry_files import (
-    BEGAN,
-    HOSTILE,
-    interval,
-    page_of,
-    start,
-    write,
-    write_hostile_run,
-    written_page,
-)
-
-
-@pytest.fixture
-def page(tmp_path):
-    return read_page(written_page(tmp_path))
 
 
 def test_the_page_has_its_sections_in_their_order(tmp_path):
-    written = written_page(tmp_path).decode()
+    written = telemetry_files.written_page(tmp_path).decode()
     sections = "overview waits left-out samples steps ranks lengths mix rates rollouts bad-rows events configuration"
     assert re.findall(r'<section id="([\w-]+)"', written) == sections.split()
     style, *_ = re.findall(r"\.run\.trained \{(.*?)\}", written, re.DOTALL)
@@ -40,15 +25,15 @@ def test_the_page_has_its_sections_in_their_order(tmp_path):
     assert re.search(r"padding-bottom: [1-9]", style), "the line under trained text leaves underscores free"
 
 
-def test_no_text_of_a_run_is_markup_or_program(tmp_path, page):
-    write_hostile_run(tmp_path / "hostile")
-    found = read_page(page_of(tmp_path / "hostile", tmp_path / "h.html"))
+def test_no_text_of_a_run_is_markup_or_program(tmp_path):
+    telemetry_files.write_hostile_run(tmp_path / "hostile")
+    found = read_page(telemetry_files.page_of(tmp_path / "hostile", tmp_path / "h.html"))
 
-    known = {tag for tag, _ in page.tags}
-    assert {tag for tag, _ in found.tags} <= known
+    known = read_page(telemetry_files.written_page(tmp_path)).tags
+    assert {tag for tag, _ in found.tags} <= {tag for tag, _ in known}
     assert sum(tag == "script" for tag, _ in found.tags) == 2
     assert [name for _, values in found.tags for name in values if name.startswith("on") or name == "src"] == []
-    shown = visible(HOSTILE)
+    shown = visible(telemetry_files.HOSTILE)
     assert found.data[0]["place"] == f"{shown}:1"
     assert found.data[0]["texts"][0][1][0][0].startswith("</script><script>window.hacked = 1")
     assert found.tables["dropped-table"] == [["reason", "all", shown], [shown, "3", "3"]]
@@ -57,16 +42,18 @@ def test_no_text_of_a_run_is_markup_or_program(tmp_path, page):
 
 def test_names_that_are_not_utf_8_are_shown_with_their_bytes(tmp_path):
     folder = tmp_path / "r\udcffn"
-    write(folder / "rank-00000-0000.jsonl", [start()])
-    assert "r⟨U+DCFF⟩n" in read_page(page_of(folder, tmp_path / "r.html")).text
+    telemetry_files.write(folder / "rank-00000-0000.jsonl", [telemetry_files.start()])
+    assert "r⟨U+DCFF⟩n" in read_page(telemetry_files.page_of(folder, tmp_path / "r.html")).text
 
 
 def test_tables_of_bad_rows_and_events_are_bounded_and_say_so(tmp_path):
     number = parts.MAX_ROWS + 7
-    bad = [parts.BadRowRecord(at=BEGAN, code="AD421", path="a.jsonl", line=at + 1) for at in range(number)]
-    events = [parts.Event(at=BEGAN + at, name="worker.lost") for at in range(number)]
-    write(tmp_path / "run" / "rank-00000-0000.jsonl", [start(), *bad, *events])
-    page = read_page(page_of(tmp_path / "run", tmp_path / "r.html", "--samples", 25))
+    bad = [
+        parts.BadRowRecord(at=telemetry_files.BEGAN, code="AD421", path="a.jsonl", line=at + 1) for at in range(number)
+    ]
+    events = [parts.Event(at=telemetry_files.BEGAN + at, name="worker.lost") for at in range(number)]
+    telemetry_files.write(tmp_path / "run" / "rank-00000-0000.jsonl", [telemetry_files.start(), *bad, *events])
+    page = read_page(telemetry_files.page_of(tmp_path / "run", tmp_path / "r.html", "--samples", 25))
 
     assert len(page.data) == 25
     assert len(page.tables["bad-rows-table"]) == len(page.tables["events-table"]) == 1 + parts.MAX_ROWS
@@ -85,14 +72,13 @@ def test_every_series_has_axes_with_few_ticks_from_end_to_end(values):
 
 
 def test_the_time_of_a_call_is_shown_until_it_ended_also_over_moments_without_an_answer(tmp_path):
-    moments = [interval(0, 0, elapsed, 40 * elapsed, 0) for elapsed in range(5)]
+    moments = [telemetry_files.interval(0, 0, elapsed, 40 * elapsed, 0) for elapsed in range(5)]
     nothing = {"calls": 0, "wait_s": {}, "step_s": 0.0}
     moments[1:3] = [msgspec.structs.replace(moment, **nothing) for moment in moments[1:3]]
-    write(tmp_path / "rank-00000-0000.jsonl", [start(), *moments])
+    telemetry_files.write(tmp_path / "rank-00000-0000.jsonl", [telemetry_files.start(), *moments])
     run = read(tmp_path)
     steps = parts.steps_of(run.stream, origins(run)[0], of_calls=True)
-    found = [(s.since, s.until, s.added.calls) for s in steps if s is not None]
-    assert found == [(0, 15, 30), (15, 20, 10)]
+    assert [(s.since, s.until, s.added.calls) for s in steps if s is not None] == [(0, 15, 30), (15, 20, 10)]
 
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # with lone surrogates
@@ -119,7 +105,6 @@ def test_json_in_a_script_is_the_value_and_cannot_end_it_and_no_text_turns_what_
 
 
 def shown(*samples, **limits):
-    """Samples on a page."""
     found = parts.Samples(**limits)
     for one in samples:
         found.add(one)

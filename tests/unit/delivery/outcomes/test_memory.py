@@ -4,7 +4,6 @@ import statistics
 from decimal import Decimal
 from fractions import Fraction
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -50,8 +49,7 @@ def test_another_policy_has_of_a_memory_the_epochs_that_both_remember(before, af
     for epoch, score in enumerate([1.0, 0.75, 0.5, 0.25] if before > 1 else [0.5, 0.25]):
         memory.report([scored(1, score, epoch=epoch)], 1)
     found.restore(memory.saved())
-    earlier = [mean for (mean,) in found.rows.table().earlier]
-    assert [None if np.isnan(mean) else mean for mean in earlier] == wanted
+    assert [None if np.isnan(mean) else mean for mean in [mean for (mean,) in found.rows.table().earlier]] == wanted
     assert found.rows.table().last_mean.tolist() == [0.25]
 
 
@@ -224,8 +222,3 @@ NO_FUNCTION = 3
 def test_a_function_that_is_no_policy_is_refused_by_its_name(name, code):
     with pytest.raises(ConfigError, match=f"{code}.*{name}"):
         policy_of(Outcomes(policy=f"{__name__}:{name}"))(MEANS, 1)
-
-
-def test_outcomes_may_be_settings_as_in_a_file():
-    found = msgspec.convert({"policy": {"drop_above": 0.9}}, Outcomes)
-    assert found == Outcomes(policy=PassRate(drop_above=0.9))

@@ -14,17 +14,9 @@ from structlog.testing import capture_logs
 
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
+from tests.support import slime_source
 from tests.support.parts import change, describe_file
-from tests.support.slime_source import (
-    InMemory,
-    checkpoint_at,
-    labels,
-    numbers,
-    set_rollout_id,
-    source_of,
-    source_over,
-    write_prompts,
-)
+from tests.support.slime_source import InMemory, checkpoint_at, labels, numbers, source_of, source_over, write_prompts
 
 LEGACY, STREAM = ({"asyncdata_order": order, "rollout_shuffle": True} for order in ("legacy", "stream"))
 ONE_ORDER = pytest.mark.parametrize("order", [LEGACY, pytest.param(STREAM, marks=pytest.mark.thorough)], ids=str)
@@ -118,8 +110,7 @@ def test_a_file_that_is_no_checkpoint_of_ours_is_refused_though_slimes_own_is_th
         path.with_suffix(".pt").unlink(missing_ok=True)
         good = {"rollout_id": 0, "samples_per_group": 2, "numbering": {}, "kind": "loader"}
         for state, buffer in ((3, []), ({**good, "kind": "other"}, []), (good, [[{"status": "unheard of"}, {}]])):
-            fields = msgspec.structs.asdict(base) | {"buffer": buffer}
-            snapshots.save(path, AnyState(**fields, slime=state))
+            snapshots.save(path, AnyState(**msgspec.structs.asdict(base) | {"buffer": buffer}, slime=state))
             refused(source, 0)
         assert source.get_buffer_length() == 1
 
@@ -151,9 +142,9 @@ def test_without_torch_our_own_file_is_written_and_an_event_says_what_is_missing
 def test_what_a_later_rollout_changes_inside_of_the_metadata_is_not_in_an_earlier_ones_checkpoint(prompts, given):
     with source_of(prompts, **given) as source:
         source.update_metadata({"seen": {"prompts": [0]}})
-        set_rollout_id(0)
+        slime_source.set_rollout_id(0)
         source.get_samples(1)
-        set_rollout_id(1)
+        slime_source.set_rollout_id(1)
         source.get_samples(1)
         source.get_metadata()["seen"]["prompts"].append(1)
         source.save(0)
@@ -257,8 +248,7 @@ def test_a_renamed_file_continues_at_its_place_and_other_rows_are_refused(prompt
     assert left_out(events) == []
 
     other = write_prompts(tmp_path / "other.jsonl", 11)
-    allowed = {"asyncdata_same_rows": True, "asyncdata_allow_changed": ["data"]}
-    with source_of(other, **given, **allowed) as source:
+    with source_of(other, **given, **{"asyncdata_same_rows": True, "asyncdata_allow_changed": ["data"]}) as source:
         refused(source, 0, r"AD603 same_rows=True.*(?s:.*)other\.jsonl", SnapshotMismatchError)
 
 

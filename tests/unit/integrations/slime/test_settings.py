@@ -257,8 +257,8 @@ def coded(tmp_path, monkeypatch):
     config = {"auto_map": {"AutoTokenizer": ["tokenization_odd.OddTokenizer", None]}, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "OddTokenizer"}))
     (tmp_path / "rows.jsonl").write_text('{"input": "\u00e9!"}\n{"input": "too long"}\n{"input": "ok"}\n')
-    more = {"label_key": None, "asyncdata_num_workers": 1, "asyncdata_timeout_s": 100}
-    return {"path": tmp_path / "rows.jsonl", "hf_checkpoint": str(folder), **more}
+    path = tmp_path / "rows.jsonl"
+    return {"path": path, "hf_checkpoint": str(folder), "label_key": None, "asyncdata_num_workers": 1}
 
 
 def test_a_tokenizer_that_is_code_is_refused_with_the_key_that_trusts_it(coded):
@@ -285,9 +285,6 @@ def test_an_installed_fast_tokenizer_has_no_part_in_a_run_whose_tokenizer_is_cod
         AsyncDataSource(args_for(**coded, asyncdata_tokenizer_backend="gigatoken"))
 
 
-INTEGRATIONS = sorted((docs.PACKAGE / "integrations" / "slime").glob("*.py"))
-
-
 def table(heading, title):
     """The rows of the one table of a section whose first column has this title."""
     text = docs.section(docs.read("slime.md"), heading)
@@ -299,24 +296,21 @@ def table(heading, title):
 def test_every_key_argument_number_and_code_is_documented_and_no_other():
     defaults = {f"{PREFIX}{name}": f"`{value}`" for name, value in msgspec.structs.asdict(Options()).items()}
     assert {name: cells[0] for name, cells in table("Keys", "key").items()} == defaults
-    asked.clear()
+    asked = set()
+
+    class Recorder(SimpleNamespace):
+        def __getattribute__(self, name):
+            asked.add(name)
+            return super().__getattribute__(name)
+
     settings_of(Recorder(prompt_data="p.jsonl", use_hf_datasets=True))
-    assert set(table("slime's arguments", "argument")) == asked
+    assert set(table("slime's arguments", "argument")) == {name for name in asked if not name.startswith("__")}
     with source_of(None) as source:
         numbers = {*source.statistics(), "asyncdata_dropped_groups_<reason>_total"}
     assert set(docs.first_cells(docs.section(docs.read("slime.md"), "Numbers"))) == numbers
-    used = {code for path in INTEGRATIONS for code in re.findall(r"\bAD\d{3}\b", path.read_text(encoding="utf-8"))}
+    texts = [path.read_text("utf-8") for path in (docs.PACKAGE / "integrations" / "slime").glob("*.py")]
+    used = {code for text in texts for code in re.findall(r"\bAD\d{3}\b", text)}
     assert used <= set(re.findall(r"\bAD\d{3}\b", docs.read("slime.md")))
-
-
-class Recorder(SimpleNamespace):
-    def __getattribute__(self, name):
-        if not name.startswith("__"):
-            asked.add(name)
-        return super().__getattribute__(name)
-
-
-asked = set()
 
 
 def settings_blocks():
