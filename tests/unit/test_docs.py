@@ -68,14 +68,12 @@ def section(text: str, heading: str) -> str:
     """The part of a page under a heading, up to the next one of its level or above."""
     found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.MULTILINE | re.DOTALL)
     assert found, f"there is no heading {heading!r}"
-    level = len(found[1])
-    return re.split(rf"^#{{1,{level}}} ", found[2], flags=re.MULTILINE)[0]
+    return re.split(rf"^#{{1,{len(found[1])}}} ", found[2], flags=re.MULTILINE)[0]
 
 
 def first_cells(text: str) -> list[str]:
     """What the rows of a text's tables have in backquotes in their first column."""
-    rows = re.findall(r"^\|([^|]+)\|", text, re.MULTILINE)
-    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    return [name for row in re.findall(r"^\|([^|]+)\|", text, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)]
 
 
 def table_rows(text: str) -> dict[str, list[str]]:
@@ -94,7 +92,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     modules = set(sys.modules)
     with structlog.testing.capture_logs():
         yield tmp_path
-    structlog.reset_defaults()
     for name in set(sys.modules) - modules:
         if (tmp_path / f"{name}.py").exists():
             del sys.modules[name]
@@ -345,8 +342,7 @@ def linked_from(page: Path) -> set[Path]:
 @pytest.mark.parametrize("page", HOW_TO, ids=name_of)
 def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_started(page):
     text, readme = page.read_text(encoding="utf-8"), ROOT / "README.md"
-    examples = {*(ROOT / "examples").rglob("*.py")} - {*(ROOT / "examples").rglob("_*")}
-    programs = sorted(linked_from(page) & examples)
+    programs = sorted(linked_from(page) & {*(ROOT / "examples").rglob("*.py")} - {*(ROOT / "examples").rglob("_*")})
     path = [readme, page] if page in linked_from(readme) else [readme, DOCS / "index.md", page]
     first = next(block.text for block in blocks_of(page) if "asyncdata" in block.text)
     if programs:

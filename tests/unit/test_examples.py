@@ -104,23 +104,14 @@ def test_a_training_example_resumes_and_draws_the_same_losses(name, data, option
 
 
 @pytest.mark.thorough
-def test_a_model_is_trained_on_pictures_and_resumes_with_the_same_losses():
-    for package in ("torch", "transformers", "PIL"):
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    done = started("-W", "ignore", ROOT / "examples" / f"{PICTURES}.py", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.endswith("the losses are the same, bit for bit\n")
-
-
-@pytest.mark.thorough
 @pytest.mark.timeout(600)  # it imports torch, transformers and TRL, twice
-@pytest.mark.parametrize("name", TRL)
-def test_an_example_of_trl_is_killed_and_resumes_with_the_same_rows_and_losses(name):
-    for package in ("torch", "datasets", "accelerate", "trl"):
+@pytest.mark.parametrize("name", [PICTURES, *TRL])
+def test_an_example_of_transformers_or_trl_resumes_with_the_same_rows_and_losses(name):
+    for package in ("torch", "datasets", "accelerate", "trl") if name in TRL else ("torch", "transformers", "PIL"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     done = started("-W", "ignore", ROOT / "examples" / f"{name}.py", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr[-3000:]  # TRL and transformers write their own words there
-    assert done.stdout.endswith(TRL[name])
+    assert done.stdout.endswith(TRL.get(name, "the losses are the same, bit for bit\n"))
 
 
 @pytest.mark.thorough
@@ -185,16 +176,14 @@ def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_the_tokenizer_is_the_same_for_transformers(prompts, is_chat):
-    transformers = pytest.importorskip("transformers")
-    oracle = transformers.AutoTokenizer.from_pretrained(tokenizer_folder())
+    oracle = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tokenizer_folder())
     fn = PromptTokenizeFn(tokenizer_folder(), apply_chat_template=is_chat)
     with DataLoader(str(prompts), tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
         samples = loader.get_next_batch(300)
     for sample in samples:
         assert sample.tokens.tolist() == oracle(sample.prompt, add_special_tokens=False)["input_ids"]
     if is_chat:
-        text = json.loads(prompts.read_bytes().splitlines()[0])["input"]
-        chat = [{"role": "user", "content": text}]
+        chat = [{"role": "user", "content": json.loads(prompts.read_bytes().splitlines()[0])["input"]}]
         assert samples[0].prompt == oracle.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert {oracle.eos_token, oracle.pad_token} == {"<|end|>", "<|pad|>"}
 

@@ -31,8 +31,7 @@ def test_a_page_that_is_full_says_that_there_are_more_rows(jsonl_file, tmp_path,
         assert main(["inspect", str(data), "--tokenizer", demo_tokenizer, "--html", str(page), "--num", str(num)]) == 0
         found = read_page(page.read_bytes())
         assert ("further rows: the page is full" in capsys.readouterr().out) is is_said
-        assert ("further rows" in found.text) is is_said
-        assert len(found.data) == MAX_SAMPLES
+        assert ("further rows" in found.text, len(found.data)) == (is_said, MAX_SAMPLES)
 
 
 @pytest.mark.thorough
@@ -71,8 +70,7 @@ def test_a_served_report_is_on_loopback_alone_renews_itself_until_the_run_ends_a
     finally:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    assert list(tmp_path.iterdir()) == [file]
+    assert (process.returncode, errors, list(tmp_path.iterdir())) == (0, "", [file])
 
 
 def tile(page, name):

@@ -38,8 +38,7 @@ def test_a_shell_completes_a_command_and_a_path(words, completed, monkeypatch, c
     monkeypatch.setenv("_ASYNCDATA_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", f"asyncdata {words}")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
-    assert main([]) == 0
-    assert capsys.readouterr().out.splitlines() == [completed]
+    assert (main([]), capsys.readouterr().out.splitlines()) == (0, [completed])
 
 
 def test_a_run_resumes_where_its_snapshot_is(run, tmp_path):
@@ -106,8 +105,7 @@ RATES |= {8_123_456: "8.12M", 2e9: "2G", 3e12: "3T"}
 @pytest.mark.parametrize(("rate", "shown"), RATES.items())
 def test_rates_have_three_digits_and_a_unit(rate, shown, capsys):
     Progress("plain", indent="  ").show(Reading(**{**READING, "tokens_per_s": rate}))
-    line = f"   25%  1,234 samples    520 rows/s  {shown:>5} tokens/s  channel 50% full\n"
-    assert capsys.readouterr().err == line
+    assert capsys.readouterr().err == f"   25%  1,234 samples    520 rows/s  {shown:>5} tokens/s  channel 50% full\n"
 
 
 @pytest.mark.parametrize("options", [(), ("--shuffle", "full"), ("--block-bytes", "512", "--window-blocks", "4")])

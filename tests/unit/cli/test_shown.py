@@ -311,17 +311,14 @@ CHARS = st.one_of(
 )
 
 
-def masked(texts, turns=()):
+def plain(texts, *, turns=(), context=0):
     """One token for each text; a third value is the name of a special one."""
     pieces = [
         Piece(number, number + 1, text, rest[0] if rest else "", is_trained)
         for number, (text, is_trained, *rest) in enumerate(texts)
     ]
-    return MaskedText("", pieces, [Turn(*turn) for turn in turns], True)
-
-
-def plain(texts, *, turns=(), context=0):
-    return plain_text(lines_of(masked(texts, turns), context))
+    masked = MaskedText("", pieces, [Turn(*turn) for turn in turns], True)
+    return plain_text(lines_of(masked, context))
 
 
 def read_back(shown):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -14,16 +15,12 @@ from asyncdata.errors import ConfigError, SourceError, WorkerError
 from asyncdata.workers import popen
 from tests.support.executors import NEVER_S
 from tests.support.faults import until
-from tests.support.loading import ids, row_id, write_rows
+from tests.support.loading import ids, row_id
 from tests.support.parts import EarlyForkServer, change
 from tests.support.worker_fns import Opening
 
 ROW_ID = "tests.support.loading:row_id"
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", 50)
+NUM_ROWS = 50  # of the fixture ``path``
 
 
 def own_threads() -> list[str]:
@@ -167,10 +164,7 @@ def test_a_fork_server_that_does_not_read_its_message_is_killed(monkeypatch):
 
 
 def test_without_room_for_a_thread_the_constructor_says_so(path, monkeypatch):
-    def no_thread(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     told = r"^AD426 the loader cannot start a thread \(can't start new thread\): "
     with pytest.raises(WorkerError, match=told):
         DataLoader(path, tokenize_fn=row_id, num_workers=1)
