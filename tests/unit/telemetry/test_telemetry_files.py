@@ -302,8 +302,7 @@ def test_the_systems_counters_are_read_where_they_are(tmp_path, text, expected):
     assert parts.cpu_times(12, tmp_path) == expected
 
 
-SIZE = 1 << 16
-"""Numbers below it are looked up, others are searched."""
+SIZE = 1 << 16  # numbers below it are looked up, others are searched
 
 around = st.sampled_from([*parts.EDGES, SIZE]).flatmap(lambda edge: st.integers(max(0, edge - 2), edge + 2))
 
