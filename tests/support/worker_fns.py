@@ -227,8 +227,6 @@ def _dies(opening: Opening) -> None:
 def _waits(opening: Opening) -> None:
     while not Path(opening.folder, "open").exists():
         time.sleep(0.005)
-    if opening.what == "waits and raises":
-        raise FileNotFoundError("it was never there")
 
 
 def _is_counted(opening: Opening) -> None:
@@ -291,7 +289,6 @@ _OPENINGS: dict[str, Any] = {
     "exits": lambda _: _raises(SystemExit("not today")),
     "dies": _dies,
     "waits": _waits,
-    "waits and raises": _waits,
     "is counted": _is_counted,
     "lingers": _is_counted,
     "keeps a file open": _is_counted,

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,9 @@ from tests.conformance.checks import CHECKS, run_checks
 from tests.conformance.lab import FEATURES
 from tests.conformance.ours import AsyncData
 from tests.conformance.toy_loaders import BROKEN, Narrow, ToyAdapter
+from tests.support.release import ROOT
 
-ROOT = Path(__file__).parents[2]
 FAST = [name for name in CHECKS if name != "after_sigkill"]
-TOYS = "tests.conformance.toy_loaders"
 
 
 @pytest.mark.thorough
@@ -51,6 +49,6 @@ def test_what_a_loader_lacks_is_not_held_against_it_and_the_kit_needs_nothing_bu
         "import sys; sys.modules['asyncdata'] = None; "
         f"sys.path.insert(0, {str(ROOT)!r}); "
         "from tests.conformance.__main__ import main; "
-        f"sys.exit(main(['{TOYS}:ToyAdapter', '--check', 'second_resume']))"
+        "sys.exit(main(['tests.conformance.toy_loaders:ToyAdapter', '--check', 'second_resume']))"
     )
     subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, cwd=tmp_path)

@@ -4,7 +4,6 @@ import contextlib
 import re
 import tomllib
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from packaging.utils import canonicalize_name
 import asyncdata
 from asyncdata.core.settings import from_clone
 from tests.support.audit import installed, verdict
-from tests.support.release import faults, left_to_the_owner, missing_from, of_installed
+from tests.support.release import ROOT, faults, left_to_the_owner, missing_from, of_installed
 
-ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CORE = [Requirement(text) for text in PROJECT["dependencies"]]
 EXTRAS = {extra: [*map(Requirement, texts)] for extra, texts in PROJECT["optional-dependencies"].items()}
@@ -95,8 +93,7 @@ def test_every_installed_dependency_of_a_user_has_a_permissive_or_reviewed_licen
     found: set[str] = set()
     for name in names(CORE).union(*(names(EXTRAS[extra]) for extra in set(EXTRAS) - FOR_DEVELOPERS - {"torch"})):
         needed(name, found)
-    here = {canonicalize_name(each.metadata["Name"]) for each in metadata.distributions()}
-    licences = of_installed(found & here)
+    licences = of_installed(found & {canonicalize_name(each.metadata["Name"]) for each in metadata.distributions()})
     assert len(licences) > 15
     assert faults(licences) == []
 

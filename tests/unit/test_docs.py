@@ -43,8 +43,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 MOVED = ("errors", "filters", "xtuner")
 """Public modules beside the package itself, whose names are on the page of the API."""
 
-FIRST_SCREEN_LINES = 40
-CODE_COLUMNS = 80
+FIRST_SCREEN_LINES, CODE_COLUMNS = 40, 80
 
 NEEDED = {
     "docs/how-to/train-with-torch.md": ["torch"],
@@ -69,14 +68,12 @@ def section(text: str, heading: str) -> str:
     """The part of a page under a heading, up to the next one of its level or above."""
     found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.MULTILINE | re.DOTALL)
     assert found, f"there is no heading {heading!r}"
-    level = len(found[1])
-    return re.split(rf"^#{{1,{level}}} ", found[2], flags=re.MULTILINE)[0]
+    return re.split(rf"^#{{1,{len(found[1])}}} ", found[2], flags=re.MULTILINE)[0]
 
 
 def first_cells(text: str) -> list[str]:
     """What the rows of a text's tables have in backquotes in their first column."""
-    rows = re.findall(r"^\|([^|]+)\|", text, re.MULTILINE)
-    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    return [name for row in re.findall(r"^\|([^|]+)\|", text, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)]
 
 
 def table_rows(text: str) -> dict[str, list[str]]:
@@ -95,7 +92,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     modules = set(sys.modules)
     with structlog.testing.capture_logs():
         yield tmp_path
-    structlog.reset_defaults()
     for name in set(sys.modules) - modules:
         if (tmp_path / f"{name}.py").exists():
             del sys.modules[name]
@@ -213,8 +209,7 @@ def test_the_links_of_a_page_lead_somewhere_and_it_names_no_path_of_this_machine
 def test_a_page_opens_with_what_it_is_and_its_code_is_at_most_80_columns_wide(page):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     title, empty, what, *_ = page.read_text(encoding="utf-8").splitlines()
-    assert title.startswith("# ")
-    assert empty == ""
+    assert (title[:2], empty) == ("# ", "")
     assert re.match(r"(?!For (those|everybody)|After this page)\S.*[.:]( |$)", what)
     for block in blocks_of(page):
         if block.language in {"py", "python", "sh", "yaml", "toml"} and block.text not in readme:
@@ -245,8 +240,7 @@ def test_the_source_files_tests_and_codes_that_a_page_names_exist(page):
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", prose_of(page)):
         text = (ROOT / path).read_text(encoding="utf-8")
         for part in name.split("::"):
-            is_there = re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^{part} = ", text, re.MULTILINE)
-            assert is_there, f"{path}::{name}"
+            assert re.search(rf"^\s*((async )?def|class) {part}\b|^{part} = ", text, re.M), f"{path}::{name}"
 
 
 def declared_and_documented() -> dict[str, tuple[list[str], list[str]]]:
@@ -256,28 +250,17 @@ def declared_and_documented() -> dict[str, tuple[list[str], list[str]]]:
     used = {code for path in PACKAGE.rglob("*.py") for code in re.findall(r"\bAD\d{3}\b", path.read_text("utf-8"))}
     in_tree = re.findall(r"\b[A-Z]\w+(?=[ \n])", errors.split("```")[1])
     settings = [name for kind in (asyncdata.LoaderConfig, *STRUCTS.values()) for name in kind.__struct_fields__]
+    of_states = [*Snapshot.__struct_fields__, *Counters.__struct_fields__]
+    of_statistics = section(read("statistics.md"), "Fields").partition("| dict |")[0]
+    names = rf"(?:(?:{'|'.join(MOVED)})\.)?\w+"
     return {
         "public names": (
             sorted([*asyncdata.__all__, *(f"{of}.{name}" for of in MOVED for name in getattr(asyncdata, of).__all__)]),
-            sorted(
-                [
-                    *re.findall(rf"^<!-- generated: api ((?:(?:{'|'.join(MOVED)})\.)?\w+) -->$", api, re.MULTILINE),
-                    "__version__",
-                ]
-            ),
+            sorted(re.findall(rf"^<!-- generated: api ({names}) -->$", api, re.MULTILINE) + ["__version__"]),
         ),
-        "settings": (
-            sorted(settings),
-            sorted(re.findall(r"^\| `(\w+)` \| `.*?` \| .* \|$", configuration, re.MULTILINE)),
-        ),
-        "statistics": (
-            sorted(asyncdata.Statistics.__struct_fields__),
-            sorted(first_cells(section(read("statistics.md"), "Fields").partition("| dict |")[0])),
-        ),
-        "a state": (
-            [*Snapshot.__struct_fields__, *Counters.__struct_fields__],
-            first_cells(section(snapshots, "The state dict")),
-        ),
+        "settings": (sorted(settings), sorted(re.findall(r"^\| `(\w+)` \| `.*?` \| .* \|$", configuration, re.M))),
+        "statistics": (sorted(asyncdata.Statistics.__struct_fields__), sorted(first_cells(of_statistics))),
+        "a state": (of_states, first_cells(section(snapshots, "The state dict"))),
         "a snapshot's header": (list(Header.__struct_fields__), first_cells(section(snapshots, "The file"))),
         "errors": (sorted(asyncdata.errors.__all__), sorted({*in_tree} & {*asyncdata.errors.__all__})),
         "error codes": (sorted(used), sorted(cell for cell in first_cells(errors) if cell.startswith("AD"))),
@@ -359,11 +342,7 @@ def linked_from(page: Path) -> set[Path]:
 @pytest.mark.parametrize("page", HOW_TO, ids=name_of)
 def test_a_training_loop_is_at_most_three_pages_away_and_can_be_installed_and_started(page):
     text, readme = page.read_text(encoding="utf-8"), ROOT / "README.md"
-    programs = sorted(
-        path
-        for path in linked_from(page)
-        if path.suffix == ".py" and path.is_relative_to(ROOT / "examples") and not path.name.startswith("_")
-    )
+    programs = sorted(linked_from(page) & {*(ROOT / "examples").rglob("*.py")} - {*(ROOT / "examples").rglob("_*")})
     path = [readme, page] if page in linked_from(readme) else [readme, DOCS / "index.md", page]
     first = next(block.text for block in blocks_of(page) if "asyncdata" in block.text)
     if programs:
@@ -408,13 +387,10 @@ def test_each_promise_is_held_by_an_integration_test_of_the_quick_selection():
     page = (ROOT / "docs/explanation/reliability.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (P\d): .*?\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
     named = {promise: pattern.findall(text) for promise, text in sections}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *sum(named.values(), [])],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command, *sum(named.values(), [])], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
 
     assert run.returncode == 0, run.stdout + run.stderr

@@ -104,23 +104,14 @@ def test_a_training_example_resumes_and_draws_the_same_losses(name, data, option
 
 
 @pytest.mark.thorough
-def test_a_model_is_trained_on_pictures_and_resumes_with_the_same_losses():
-    for package in ("torch", "transformers", "PIL"):
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    done = started("-W", "ignore", ROOT / "examples" / f"{PICTURES}.py", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.endswith("the losses are the same, bit for bit\n")
-
-
-@pytest.mark.thorough
 @pytest.mark.timeout(600)  # it imports torch, transformers and TRL, twice
-@pytest.mark.parametrize("name", TRL)
-def test_an_example_of_trl_is_killed_and_resumes_with_the_same_rows_and_losses(name):
-    for package in ("torch", "datasets", "accelerate", "trl"):
+@pytest.mark.parametrize("name", [PICTURES, *TRL])
+def test_an_example_of_transformers_or_trl_resumes_with_the_same_rows_and_losses(name):
+    for package in ("torch", "datasets", "accelerate", "trl") if name in TRL else ("torch", "transformers", "PIL"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     done = started("-W", "ignore", ROOT / "examples" / f"{name}.py", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr[-3000:]  # TRL and transformers write their own words there
-    assert done.stdout.endswith(TRL[name])
+    assert done.stdout.endswith(TRL.get(name, "the losses are the same, bit for bit\n"))
 
 
 @pytest.mark.thorough
@@ -185,25 +176,20 @@ def test_a_python_without_source_or_rows_is_refused(tmp_path, monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_the_tokenizer_is_the_same_for_transformers(prompts, is_chat):
-    transformers = pytest.importorskip("transformers")
-    oracle = transformers.AutoTokenizer.from_pretrained(tokenizer_folder())
+    oracle = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tokenizer_folder())
     fn = PromptTokenizeFn(tokenizer_folder(), apply_chat_template=is_chat)
     with DataLoader(str(prompts), tokenize_fn=fn, num_workers=0, shuffle=False) as loader:
         samples = loader.get_next_batch(300)
     for sample in samples:
         assert sample.tokens.tolist() == oracle(sample.prompt, add_special_tokens=False)["input_ids"]
     if is_chat:
-        text = json.loads(prompts.read_bytes().splitlines()[0])["input"]
-        chat = [{"role": "user", "content": text}]
+        chat = [{"role": "user", "content": json.loads(prompts.read_bytes().splitlines()[0])["input"]}]
         assert samples[0].prompt == oracle.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert {oracle.eos_token, oracle.pad_token} == {"<|end|>", "<|pad|>"}
 
 
 def delivered(*indices: int, seed: int = 0) -> list[Delivered]:
     return [Delivered(index, f"0:0:{index}", 3, f"{seed + index:032x}") for index in indices]
-
-
-WHOLE = delivered(*range(7))
 
 
 @pytest.mark.parametrize(
@@ -216,9 +202,8 @@ WHOLE = delivered(*range(7))
     ],
 )  # fmt: skip
 def test_a_resumed_run_that_differs_is_found(resumed, first_difference):
-    outcome = compare(delivered(0, 1, 2), resumed, WHOLE)
-    assert not outcome.is_identical
-    assert outcome.first_difference == first_difference
+    outcome = compare(delivered(0, 1, 2), resumed, delivered(*range(7)))
+    assert (outcome.is_identical, outcome.first_difference) == (False, first_difference)
     assert outcome.digest != outcome.uninterrupted_digest
     again = compare(delivered(0, 1, 2, 3, seed=1), delivered(3, 4), delivered(0, 1, 2, 3, 4))
     assert not again.is_identical and not again.repeated_identical, "samples that come again otherwise are found"
@@ -278,27 +263,23 @@ def test_a_demo_with_a_difference_is_status_1_and_has_numbers_for_programs(monke
         return
 
     facts = json.loads(out)
-    assert (facts["is_identical"], facts["first_difference"]) == (False, 0)
-    assert (facts["rows"], facts["samples"], facts["folder"]) == (NUM_ROWS, 2 * NUM_ROWS, None)
+    wanted = {"is_identical": False, "first_difference": 0, "rows": NUM_ROWS, "samples": 2 * NUM_ROWS, "folder": None}
+    assert facts.items() >= wanted.items()
     assert facts["digest"] != facts["uninterrupted_digest"]
     assert 0 < facts["resumed_at"] <= facts["killed_at"] < 2 * NUM_ROWS
     assert facts["repeated"] == facts["killed_at"] - facts["resumed_at"]
 
 
+OVER = "the run was over before it could be killed; try more --rows"
+FAILED = "a run ended with exit status 1: asyncdata: ConfigError: AD413 tokenizer '/no/such/folder'"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        pytest.param(
-            {"_KILL_AT": 2.0, "_RUN_S": 0.1},
-            "the run was over before it could be killed; try more --rows",
-            marks=pytest.mark.thorough,
-        ),
-        (
-            {"tokenizer_folder": lambda: "/no/such/folder"},
-            "a run ended with exit status 1: asyncdata: ConfigError: AD413 tokenizer '/no/such/folder'",
-        ),
+        pytest.param({"_KILL_AT": 2.0, "_RUN_S": 0.1}, OVER, marks=pytest.mark.thorough, id="over before the kill"),
+        pytest.param({"tokenizer_folder": lambda: "/no/such/folder"}, FAILED, id="a run that fails"),
     ],
-    ids=["over before the kill", "a run that fails"],
 )
 def test_a_demo_that_cannot_be_done_says_why(monkeypatch, capsys, changes, said):
     for name, value in changes.items():

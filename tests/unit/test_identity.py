@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -33,23 +32,13 @@ READERS = ("lines", "python-lines", "json-array", "parquet-2", "huggingface-2")
 """The tag of each reader. A changed tag would have every row index made anew."""
 
 
-def load_elsewhere(name: str) -> ModuleType:
-    """Loads the file of a module as a module of another name, as if the file had been moved there."""
-    spec = importlib.util.spec_from_file_location("scratch_module", sys.modules[name].__file__)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["scratch_module"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def subclasses_of(kind: type) -> list[type]:
     return [found for each in kind.__subclasses__() for found in [each, *subclasses_of(each)]]
 
 
 def test_what_is_known_by_tag_is_pinned_and_kinds_of_one_base_are_told_apart():
     public = [kind for kind in subclasses_of(OfTokenizer) if kind.__name__.endswith("TokenizeFn")]
-    ours = {tag_of(kind): kind for kind in public if kind.__module__.startswith("asyncdata.")}
-    assert ours == DESCRIPTIONS
+    assert {tag_of(kind): kind for kind in public if kind.__module__.startswith("asyncdata.")} == DESCRIPTIONS
 
     class Mine(asyncdata.PromptTokenizeFn, frozen=True, kw_only=True):
         pass
@@ -63,8 +52,11 @@ def test_a_moved_file_and_a_default_that_is_written_out_leave_the_fingerprint_as
     plain = kind("folder", **NEEDED.get(kind, {}))
     # Texts of a file are other objects than the equal ones in the code.
     written = json.loads(json.dumps({field.name: getattr(plain, field.name) for field in msgspec.structs.fields(kind)}))
-    monkeypatch.setitem(sys.modules, "scratch_module", sys)  # it is gone after the test
-    moved = getattr(load_elsewhere(kind.__module__), kind.__name__)
+    spec: Any = importlib.util.spec_from_file_location("scratch_module", sys.modules[kind.__module__].__file__)
+    elsewhere = importlib.util.module_from_spec(spec)  # as if the file had been moved there
+    monkeypatch.setitem(sys.modules, "scratch_module", elsewhere)
+    spec.loader.exec_module(elsewhere)
+    moved = getattr(elsewhere, kind.__name__)
     assert kind(**written).settings_digest() == plain.settings_digest()
     assert moved.__module__ == "scratch_module"
     assert moved("nowhere", **NEEDED.get(kind, {})).settings_digest() == plain.settings_digest()
@@ -109,21 +101,20 @@ def test_a_function_or_the_class_of_a_callable_is_known_by_its_tag_or_else_its_i
 
 def open_source(kind: str, folder: Path) -> Any:
     """Two rows, open, as blocks that a worker reads with the reader of that kind."""
-    rows, path = [{"id": 1}, {"id": 2}], folder / f"rows.{kind}"
+    path = folder / f"rows.{kind}"
     if kind == "huggingface":
         datasets = pytest.importorskip("datasets")
-        return asyncdata.HuggingFaceSource(datasets.Dataset.from_list(rows)).open(1 << 20)
+        return asyncdata.HuggingFaceSource(datasets.Dataset.from_dict({"id": [1, 2]})).open(1 << 20)
 
     if kind == "parquet":
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        pq.write_table(pa.Table.from_pylist(rows), path)
+        pytest.importorskip("tests.support.parquet_files").write(path, 2)
         return ParquetSource(str(path)).open(1 << 20)
 
     if kind == "json-array":
-        path.write_text(json.dumps(rows), encoding="utf-8")
+        path.write_text('[{"id": 1}, {"id": 2}]')
         return JsonArraySource(str(path)).open(1 << 20).as_blocks(1 << 20)
 
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text('{"id": 1}\n{"id": 2}\n')
     return JsonlSource(str(path), python_lines=kind == "python-lines").open(1 << 20)
 
 
@@ -139,8 +130,7 @@ def test_a_reader_has_its_tag_and_its_class_may_lie_anywhere(tmp_path, tag):
     reader = files.reader
     assert reader.tag == tag
     assert isinstance(resolve_path(reader.path), type), "the path is where it lies now"
-    moved = msgspec.structs.replace(reader, path="scratch_module:Reader")
-    assert key_of(files, moved) == key_of(files, reader)
+    assert key_of(files, msgspec.structs.replace(reader, path="scratch_module:Reader")) == key_of(files, reader)
     assert key_of(files, msgspec.structs.replace(reader, tag="another")) != key_of(files, reader)
     mine = msgspec.structs.replace(reader, tag="", path="mine:Reader")
     assert mine.identity == "mine:Reader", "without a tag it is known by its path"

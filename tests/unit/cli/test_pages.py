@@ -31,8 +31,7 @@ def test_a_page_that_is_full_says_that_there_are_more_rows(jsonl_file, tmp_path,
         assert main(["inspect", str(data), "--tokenizer", demo_tokenizer, "--html", str(page), "--num", str(num)]) == 0
         found = read_page(page.read_bytes())
         assert ("further rows: the page is full" in capsys.readouterr().out) is is_said
-        assert ("further rows" in found.text) is is_said
-        assert len(found.data) == MAX_SAMPLES
+        assert ("further rows" in found.text, len(found.data)) == (is_said, MAX_SAMPLES)
 
 
 @pytest.mark.thorough
@@ -71,8 +70,7 @@ def test_a_served_report_is_on_loopback_alone_renews_itself_until_the_run_ends_a
     finally:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    assert list(tmp_path.iterdir()) == [file]
+    assert (process.returncode, errors, list(tmp_path.iterdir())) == (0, "", [file])
 
 
 def tile(page, name):
@@ -152,20 +150,12 @@ def test_damaged_folders_have_a_page_or_an_error_by_name(folder, capsys, seeds):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [b'{"kind":"event","at":1.0,"name":"\xff"}', b'{"kind":"interval","at":1e300,"elapsed_s":0,"place":[0,0,0]}'],
-    ids=["no UTF-8", "an absurd time"],
+    "line", [b'{"kind":"event","at":1,"name":"\xff"}', b'{"kind":"interval","at":1e300,"elapsed_s":0,"place":[0,0,0]}']
 )
 def test_a_damaged_line_is_left_out_and_counted(folder, capsys, line):
     path = sorted(folder.iterdir())[0]
     path.write_bytes(path.read_bytes() + line + b"\n")
     assert "1 lines of the files are damaged, and were left out." in page_or_error(folder, capsys)
-
-
-def test_a_file_that_begins_with_no_utf8_is_refused_by_name(folder, capsys):
-    path = sorted(folder.iterdir())[0]
-    path.write_bytes(path.read_bytes().replace(b'"', b'"\xff', 1))
-    assert page_or_error(folder, capsys) == ""
 
 
 PAGES = sorted((Path(__file__).parents[2] / "transcripts").glob("*.md"))

@@ -1,6 +1,5 @@
 """The rows and texts that commands show are those that a loader delivers, and nothing in them can pass for a sign."""
 
-import gzip
 import json
 import re
 from itertools import groupby, pairwise
@@ -13,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 import asyncdata as ad
 from asyncdata.xtuner import XTunerPacking
+from tests.support import sources
 from tests.support.loading import row_id
 from tests.support.parts import MaskedText, OrderView, Piece, TokenTexts, Turn, Turns, change, lines_of, plain_text
 from tests.unit.tokenization.trained import assistant, user, variant
@@ -32,24 +32,21 @@ def here(tmp_path, monkeypatch):
 def jsonl(folder):
     """With a mark at its beginning, blank lines, carriage returns, and no end of its last line."""
     lines = [json.dumps(row).encode() + b"\r" * (row["id"] % 2) + b"\n" * (1 + (row["id"] % 9 == 0)) for row in ROWS]
-    (folder / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + b"".join(lines).rstrip())
-    return str(folder / "rows.jsonl")
+    return str(sources.write(folder / "rows.jsonl", b"\xef\xbb\xbf" + b"".join(lines).rstrip()))
 
 
 def gzipped(folder):
-    (folder / "rows.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
-    return str(folder / "rows.jsonl.gz")
+    return str(sources.write(folder / "rows.jsonl.gz", sources.members([sources.jsonl(ROWS)])))
 
 
 def array(folder):
-    (folder / "rows.json").write_text(json.dumps(ROWS), encoding="utf-8")
-    return str(folder / "rows.json")
+    return str(sources.write(folder / "rows.json", json.dumps(ROWS).encode()))
 
 
 def parquet(folder):
-    pyarrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    writer.write_table(pyarrow.Table.from_pylist(ROWS), folder / "rows.parquet", row_group_size=50)
-    return str(folder / "rows.parquet")
+    files = pytest.importorskip("tests.support.parquet_files")
+    columns = {name: [row[name] for row in ROWS] for name in ("id", "pad")}
+    return str(files.write(folder / "rows.parquet", group_rows=50, columns=columns))
 
 
 def in_order(name, settings):
@@ -60,19 +57,14 @@ WINDOWS: Any = (("--block-bytes", "512", "--window-blocks", "4"), ad.Shuffle(blo
 FULL: Any = (("--shuffle", "full"), "full")
 SLIMES, KEYED = {"method": "slime", "stop": 90}, {"method": "keyed", "part": "eval", "train_ratio": 0.7}
 ORDERS: dict[str, Any] = {
-    "lines in windows": (jsonl, *WINDOWS),
-    "lines in one window": (jsonl, (), True),
+    "lines in windows": (jsonl, *WINDOWS), "lines in one window": (jsonl, (), True), "all lines": (jsonl, *FULL),
     "lines as they lie": (jsonl, ("--no-shuffle", "--block-bytes", "700"), ad.Shuffle(enabled=False, block_bytes=700)),
     "lines longer than blocks": (jsonl, ("--block-bytes", "16"), ad.Shuffle(block_bytes=16)),
-    "all lines": (jsonl, *FULL),
     "lines in slime's order": (jsonl, in_order("shuffle", SLIMES), ad.RowShuffle(**SLIMES)),
     "a part of the lines": (jsonl, in_order("shuffle", KEYED), ad.RowShuffle(**KEYED)),
-    "a gzip in windows": (gzipped, *WINDOWS),
-    "an array in windows": (array, *WINDOWS),
-    "all of an array": (array, *FULL),
-    "Parquet in windows": (parquet, *WINDOWS),
-    "all of Parquet": (parquet, *FULL),
-}
+    "a gzip in windows": (gzipped, *WINDOWS), "an array in windows": (array, *WINDOWS),
+    "all of an array": (array, *FULL), "Parquet in windows": (parquet, *WINDOWS), "all of Parquet": (parquet, *FULL),
+}  # fmt: skip
 
 
 def delivered(source, *, epochs=1, **knobs):
@@ -132,16 +124,14 @@ PACKED: dict[str, Any] = {"packing": ad.SoftPacking(max_length=8), "plan_packs":
 XTUNER = [*in_order("packing", {"XTunerPacking": {"max_length": 8, "seed": 5}}), *in_order("batch_size", 1)]
 PLANNED: dict[str, Any] = {
     "only rows that yield a sample": (
-        in_order("shuffle", {"method": "keyed", "only_kept": True}),
-        {"shuffle": ad.RowShuffle(only_kept=True)},
+        in_order("shuffle", {"method": "keyed", "only_kept": True}), {"shuffle": ad.RowShuffle(only_kept=True)}
     ),
     "planned packs": (PACKS, PACKED),
     "planned packs of like length": (
-        [*PACKS, *in_order("length_grouping", {"window": 4})],
-        {**PACKED, "length_grouping": ad.LengthGrouping(window=4)},
+        [*PACKS, *in_order("length_grouping", {"window": 4})], PACKED | {"length_grouping": ad.LengthGrouping(window=4)}
     ),
     "XTuner's packs": ([*XTUNER, *in_order("shuffle", True)], {"packing": XTunerPacking(max_length=8, seed=5)}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "knobs"), PLANNED.values(), ids=PLANNED)
@@ -176,12 +166,10 @@ GRIN = "\U0001f600"  # four bytes
 
 def test_another_text_than_that_of_the_chat_and_a_tokenizer_without_a_template_have_no_turns(small_tokenizer, tmp_path):
     bare = variant(small_tokenizer, tmp_path / "no_template", config={"chat_template": None})
-    chat = {"messages": [user("Is it far?"), assistant("No.")]}
-    pair = {"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}
-    assert Turns(ad.ChatTokenizeFn(small_tokenizer), ["messages"])(json.dumps(chat).encode(), "other") == []
-    assert (
-        Turns(ad.PreferenceTokenizeFn(bare), ["prompt", "chosen"])(json.dumps(pair).encode(), "The sky is blue.") == []
-    )
+    chat = json.dumps({"messages": [user("Is it far?"), assistant("No.")]}).encode()
+    pair = b'{"prompt": "The sky is", "chosen": " blue.", "rejected": " a fish."}'
+    assert Turns(ad.ChatTokenizeFn(small_tokenizer), ["messages"])(chat, "other") == []
+    assert Turns(ad.PreferenceTokenizeFn(bare), ["prompt", "chosen"])(pair, "The sky is blue.") == []
 
 
 @pytest.mark.thorough
@@ -323,17 +311,14 @@ CHARS = st.one_of(
 )
 
 
-def masked(texts, turns=()):
+def plain(texts, *, turns=(), context=0):
     """One token for each text; a third value is the name of a special one."""
     pieces = [
         Piece(number, number + 1, text, rest[0] if rest else "", is_trained)
         for number, (text, is_trained, *rest) in enumerate(texts)
     ]
-    return MaskedText("", pieces, [Turn(*turn) for turn in turns], True)
-
-
-def plain(texts, *, turns=(), context=0):
-    return plain_text(lines_of(masked(texts, turns), context))
+    masked = MaskedText("", pieces, [Turn(*turn) for turn in turns], True)
+    return plain_text(lines_of(masked, context))
 
 
 def read_back(shown):

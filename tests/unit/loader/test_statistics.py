@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from asyncdata.loader import wait_progress
 from asyncdata.loader.statistics import lacking
 from tests.support.loading import NEVER_S
 from tests.support.parts import WaitProgress, WorkerState, change, explain_timeout, measurements, progress_of, way_of
+from tests.support.release import ROOT
 
 IDLE, STARTING = WorkerState(state="idle"), WorkerState(state="starting")
 BUSY = WorkerState(state="busy", pid=7, busy_s=12.34, num_rows_done=3)
@@ -139,28 +140,23 @@ def test_opentelemetry_reads_the_numbers_of_a_loader_and_its_parts_until_it_is_g
 
 # Dashboards: the programs of their page run, and log numbers only. The packages are stood in for.
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "look-at-a-run.md"
-MAX_LINES = 7
-
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_the_program_of_the_page_logs_a_number_for_each_statistic(name, tmp_path, monkeypatch):
-    found = re.search(rf"^## {name}\n\n```py\n(.*?)```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found is not None
+    page = (ROOT / "docs/how-to/look-at-a-run.md").read_text(encoding="utf-8")
+    (program,) = re.findall(rf"^## {name}\n\n```py\n(.*?)```$", page, re.MULTILINE | re.DOTALL)
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f'{{"id": {number}}}\n' for number in range(10)))
     logged: list[dict[str, Any]] = []
-    package = ModuleType(name)
-    vars(package)["log"] = lambda values, **_: logged.append(values)
-    vars(package)["init"] = lambda project: SimpleNamespace(log=vars(package)["log"])
+    package = SimpleNamespace(log=lambda values, **_: logged.append(values), init=lambda project: package)
     monkeypatch.setitem(sys.modules, name, package)
 
     with DataLoader(path, tokenize_fn=RowFn(), num_workers=0, batch_size=5) as loader:
-        exec(found[1], {"loader": loader, "train": lambda batch: len(batch) / 2})  # noqa: S102
+        exec(program, {"loader": loader, "train": lambda batch: len(batch) / 2})  # noqa: S102
 
     assert [(values["loss"], values["data/samples"]) for values in logged] == [(2.5, 5), (2.5, 10)]
     assert [key for key, value in logged[-1].items() if not isinstance(value, int | float | None)] == []
-    assert len(found[1].splitlines()) <= MAX_LINES
+    assert program.count("\n") <= 7
 
 
 def tokens(row: dict[str, Any]) -> list[int]:
@@ -180,9 +176,8 @@ def test_a_loader_names_its_source_and_its_position(folder):
 
         assert re.fullmatch(
             rf"<DataLoader source: {re.escape(str(folder))}/a<b>.jsonl and 1 more files, size: 0.0 MB, "
-            r"position: 0:0:3, "
-            r"delivered: 3 samples, 6 tokens, dropped: 0 rows, ready: \d+ of 8 samples, waited: [\d.]+ s in \d+ calls, "
-            r"workers: 1>",
+            r"position: 0:0:3, delivered: 3 samples, 6 tokens, dropped: 0 rows, ready: \d+ of 8 samples, "
+            r"waited: [\d.]+ s in \d+ calls, workers: 1>",
             repr(loader),
         )
         pid = os.fork()
@@ -213,6 +208,9 @@ def test_a_loader_whose_constructor_failed_can_be_printed(folder):
     assert repr(loader) == "<DataLoader closed: the loader's constructor failed>"
 
 
+INDEXING = statistics(workers=[BUSY], indexed_rows=70_000)
+
+
 @pytest.mark.parametrize(
     ("now", "settings", "expected"),
     [
@@ -224,17 +222,12 @@ def test_a_loader_whose_constructor_failed_can_be_printed(folder):
         (statistics(workers=[IDLE, BUSY]), {}, "read: a window is being read"),
         (statistics(dropped_total={"a": 3}, groups_total=2), {}, "filter: most rows are dropped"),
         (statistics(dropped_total={"a": 2}, groups_total=2), {}, "read: nothing is under way"),
-        (
-            statistics(workers=[BUSY], indexed_rows=70_000),
-            {"is_indexing": True},
-            "index: the row index is being made, 70000 rows are found so far$",
-        ),
+        (INDEXING, {"is_indexing": True}, "index: the row index is being made, 70000 rows are found so far$"),
     ],
 )
 def test_the_stage_that_starves_is_named(now, settings, expected):
-    message, facts = explain_timeout(
-        2.0, 5, now, None, lacking(now, **{"is_started": True, "is_indexing": False, **settings})
-    )[:2]
+    lack = lacking(now, **{"is_started": True, "is_indexing": False, **settings})
+    message, facts = explain_timeout(2.0, 5, now, None, lack)[:2]
     assert re.match(expected, facts["stage"])
     assert "oldest row" not in message
     assert "try: a longer timeout_s" in message or "is_indexing" not in settings
@@ -316,9 +309,7 @@ def test_without_rich_there_are_lines_and_events_come_each_time_the_wait_has_dou
     assert [record.fields["waited_s"] for record in caplog.records] == [2.0, 4.0, 8.0, 16.0]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+Terminal = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})
 
 
 def test_with_rich_there_is_a_bar_that_disappears_and_leaves_what_the_program_prints_where_it_goes(monkeypatch):
@@ -336,13 +327,10 @@ def test_with_rich_there_is_a_bar_that_disappears_and_leaves_what_the_program_pr
     assert "a result" not in sys.stderr.getvalue()
 
 
-class ZMQInteractiveShell:
-    """The name by which a notebook is known."""
-
-
 def test_a_notebook_whose_packages_are_not_there_breaks_nothing(monkeypatch):
     pytest.importorskip("rich")
-    shell, ipython = ZMQInteractiveShell(), types.ModuleType("IPython")
+    ipython = types.ModuleType("IPython")
+    shell = type("ZMQInteractiveShell", (), {})()  # the name by which a notebook is known
     monkeypatch.setenv("JPY_PARENT_PID", "1")
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     assert way_of("auto", 0) != "bar"  # a module that is only half imported

@@ -15,20 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdata import RowShuffle
-from tests.support.parts import (
-    Block,
-    ChunkPacer,
-    Indexed,
-    IndexFile,
-    RowError,
-    RowIndex,
-    cache_folder,
-    hold_rows,
-    make_room,
-    part_path,
-    rows_of,
-    write_part,
-)
+from tests.support import parts
 
 
 def ints(numbers: Iterable[int]) -> bytes:
@@ -37,22 +24,22 @@ def ints(numbers: Iterable[int]) -> bytes:
 
 KEPT, NO_SAMPLE, NO_OBJECT = 0, 1, 2
 PIECES: Any = SimpleNamespace(
-    num_blocks=6, are_arrays=(), blocks=lambda ids: [Block(number // 3, 100 * (number % 3), 0) for number in ids]
+    num_blocks=6, are_arrays=(), blocks=lambda ids: [parts.Block(number // 3, 100 * (number % 3), 0) for number in ids]
 )
 """Blocks of two files, each of 100 bytes."""
 
 
-def part(marks: list[int]) -> Indexed:
+def part(marks: list[int]) -> parts.Indexed:
     """What a worker finds in a block: rows at 0, 10, 20 ..., as long as their number, of three tokens more each."""
     numbers = range(len(marks))
     num_tokens = ints(3 * row if mark == KEPT else 0 for row, mark in enumerate(marks))
     found = ints([len(marks)]), ints(10 * row for row in numbers), ints(numbers), bytes(marks) if any(marks) else b""
-    return Indexed(*found, 0, num_tokens=num_tokens)
+    return parts.Indexed(*found, 0, num_tokens=num_tokens)
 
 
-def index_of(*parts: Indexed) -> RowIndex:
-    index = RowIndex(PIECES, RowShuffle(only_kept=True))
-    for found in parts:
+def index_of(*all_found: parts.Indexed) -> parts.RowIndex:
+    index = parts.RowIndex(PIECES, RowShuffle(only_kept=True))
+    for found in all_found:
         index.append(found)
     return index
 
@@ -63,10 +50,10 @@ every_mark = st.lists(st.lists(st.sampled_from([KEPT, KEPT, NO_SAMPLE, NO_OBJECT
 @settings(max_examples=50)
 @given(every_mark, st.lists(st.integers(0, 40), min_size=6, max_size=6))
 def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(blocks, written):
-    parts = [part(block) for block in blocks]
-    rows = np.concatenate(list(map(rows_of, parts)))
-    expected, index = index_of(*parts), index_of()
-    for found, num_written in zip(parts, sorted(written), strict=True):
+    all_found = [part(block) for block in blocks]
+    rows = np.concatenate(list(map(parts.rows_of, all_found)))
+    expected, index = index_of(*all_found), index_of()
+    for found, num_written in zip(all_found, sorted(written), strict=True):
         index.append(found)
         is_all = index.adopt(rows[:num_written])
         assert is_all == (num_written >= index.num_found)
@@ -80,29 +67,29 @@ def test_rows_are_taken_from_the_file_as_far_as_it_has_them_and_they_are_equal(b
     assert index.num_tokens.tolist() == expected.num_tokens.tolist()
 
 
-PARTS = [
-    Indexed(
-        bytes(4 * n), ints(range(n)), ints([7] * n), marks, n, {"max_length": n}, [RowError(0, "AD101", "cut")], told
-    )
-    for n, marks in enumerate([b"", b"", bytes([1, 255]), b"", bytes([2, 0, 0, 5])])
-    for told in [ints([0] * n if marks else range(n))]
-]
+def indexed(n: int, marks: bytes) -> parts.Indexed:
+    lengths, num_tokens = ints([7] * n), ints([0] * n if marks else range(n))
+    errors = [parts.RowError(0, "AD101", "cut")]
+    return parts.Indexed(bytes(4 * n), ints(range(n)), lengths, marks, n, {"max_length": n}, errors, num_tokens)
+
+
+PARTS = list(map(indexed, range(5), (b"", b"", bytes([1, 255]), b"", bytes([2, 0, 0, 5]))))
 IDENTITY = "0123456789abcdef"
 
 
 def opened(folder: Path | str) -> Any:
-    return contextlib.closing(IndexFile(str(folder), IDENTITY))
+    return contextlib.closing(parts.IndexFile(str(folder), IDENTITY))
 
 
-def read(folder: Path | str) -> list[Indexed]:
+def read(folder: Path | str) -> list[parts.Indexed]:
     with opened(folder) as file:
         return list(file.parts())
 
 
-def write(folder: Path | str, parts: list[Indexed]) -> str:
+def write(folder: Path | str, all_found: list[parts.Indexed]) -> str:
     with opened(folder) as file:
         list(file.parts())
-        for one in parts:
+        for one in all_found:
             file.append(one)
         return str(file.path)
 
@@ -134,11 +121,11 @@ def test_a_file_that_was_cut_or_damaged_anywhere_gives_a_beginning_and_can_be_wr
 
 def test_the_folder_is_where_caches_are_and_files_that_are_no_index_are_left_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder() == "/caches/asyncdata"
+    assert parts.cache_folder() == "/caches/asyncdata"
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert cache_folder() == "/home/me/.cache/asyncdata"
+    assert parts.cache_folder() == "/home/me/.cache/asyncdata"
 
     (tmp_path / "notes.txt").write_text("mine")
     elsewhere = tmp_path / "elsewhere"
@@ -147,8 +134,8 @@ def test_the_folder_is_where_caches_are_and_files_that_are_no_index_are_left_alo
     (tmp_path / f"{identity(1)}.rows").symlink_to(elsewhere)
 
     with pytest.raises(OSError, match="symbolic|directory|links"):
-        make_room(str(tmp_path), 0, keep="")
-    assert make_room(str(tmp_path / "absent"), 0, keep="") == []
+        parts.make_room(str(tmp_path), 0, keep="")
+    assert parts.make_room(str(tmp_path / "absent"), 0, keep="") == []
     assert (elsewhere / "row").exists()
     assert (tmp_path / "notes.txt").exists()
 
@@ -158,13 +145,13 @@ identity = "{:032x}".format
 
 def make(folder: str, number: int, *, rows: int = 0, used_s: int | None = None) -> int:
     """An index that was last used at a time; its size, with a copied row of so many bytes."""
-    file = IndexFile(folder, identity(number))
-    file.append(Indexed(bytes(4), bytes(4), bytes(4), b"", 0))
+    file = parts.IndexFile(folder, identity(number))
+    file.append(parts.Indexed(bytes(4), bytes(4), bytes(4), b"", 0))
     file.close()
-    copy = part_path(f"{folder}/{identity(number)}.rows", 0)
+    copy = parts.part_path(f"{folder}/{identity(number)}.rows", 0)
     if rows:
         os.makedirs(os.path.dirname(copy), exist_ok=True)
-        write_part(copy, [b"x" * rows])
+        parts.write_part(copy, [b"x" * rows])
     if used_s is not None:
         os.utime(file.path, (used_s, used_s))
     places = file.path.with_suffix(".places")
@@ -191,7 +178,7 @@ def test_the_least_recently_used_indexes_are_removed_until_the_rest_fits(tmp_pat
         if left > max_bytes and number != keep:
             left -= sizes[number]
             expected.remove(number)
-    removed = make_room(str(folder), max_bytes, identity(keep))
+    removed = parts.make_room(str(folder), max_bytes, identity(keep))
     assert names(folder) == {identity(number) for number in expected}
     assert sum(index.num_bytes for index in removed) == sum(sizes.values()) - left
 
@@ -206,7 +193,7 @@ def test_another_process_reads_and_does_not_write(tmp_path):
             first.append(PARTS[2])
             first.finish()
             second.read_on()
-            expected = [*rows_of(PARTS[0]).tolist(), *rows_of(PARTS[2]).tolist()]
+            expected = [*parts.rows_of(PARTS[0]).tolist(), *parts.rows_of(PARTS[2]).tolist()]
             assert second.rows.tolist() == first.rows.tolist() == expected
     assert read(tmp_path) == [PARTS[0], PARTS[2]]
 
@@ -216,21 +203,21 @@ def test_one_that_is_in_use_stays(tmp_path, in_use):
     make(str(tmp_path), 1, rows=10, used_s=1)
     make(str(tmp_path), 2, used_s=2)
     if in_use == "written":
-        writer = IndexFile(str(tmp_path), identity(1))
+        writer = parts.IndexFile(str(tmp_path), identity(1))
         os.utime(writer.path, (1, 1))
     else:
-        held = hold_rows(f"{tmp_path}/{identity(1)}.rows")
-    make_room(str(tmp_path), 1, keep="")
+        held = parts.hold_rows(f"{tmp_path}/{identity(1)}.rows")
+    parts.make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == {identity(1)}
     writer.close() if in_use == "written" else os.close(held)
-    make_room(str(tmp_path), 1, keep="")
+    parts.make_room(str(tmp_path), 1, keep="")
     assert names(tmp_path) == set()
 
 
 MANY = 1 << 20
 
 
-def learn(pacer: ChunkPacer, row_s: float, number: int) -> list[int]:
+def learn(pacer: parts.ChunkPacer, row_s: float, number: int) -> list[int]:
     """The sizes of so many chunks, of rows that take so long."""
     sizes = []
     for _ in range(number):
@@ -240,8 +227,8 @@ def learn(pacer: ChunkPacer, row_s: float, number: int) -> list[int]:
 
 
 def test_first_chunks_are_small_each_may_be_twice_as_large_and_one_slow_chunk_does_not_decide():
-    assert learn(ChunkPacer(MANY, num_workers=2), 0.0, 7) == [32, 64, 128, 256, 512, 1024, 1024, 1024]
-    pacer = ChunkPacer(MANY, num_workers=2)
+    assert learn(parts.ChunkPacer(MANY, num_workers=2), 0.0, 7) == [32, 64, 128, 256, 512, 1024, 1024, 1024]
+    pacer = parts.ChunkPacer(MANY, num_workers=2)
     pacer.learn(0, 5.0)
     assert pacer.num_rows == 32
     for row_s in [*[0.0005] * 10, 0.001]:
@@ -251,7 +238,7 @@ def test_first_chunks_are_small_each_may_be_twice_as_large_and_one_slow_chunk_do
 
 @pytest.mark.parametrize(("row_s", "num_rows"), [(0.0001, 500), (0.001, 50), (0.01, 5), (0.05, 1), (10.0, 1)])
 def test_a_chunk_grows_or_shrinks_to_fifty_milliseconds_of_work(row_s, num_rows):
-    assert abs(learn(ChunkPacer(MANY, num_workers=2), row_s, 20)[-1] - num_rows) <= 1
+    assert abs(learn(parts.ChunkPacer(MANY, num_workers=2), row_s, 20)[-1] - num_rows) <= 1
 
 
 @pytest.mark.parametrize(
@@ -259,7 +246,7 @@ def test_a_chunk_grows_or_shrinks_to_fifty_milliseconds_of_work(row_s, num_rows)
     [(1, 1, 1), (1, 8, 1), (8, 1, 4), (64, 2, 16), (64, 8, 4), (1000, 1, 500), (MANY, 2, 1024)],
 )
 def test_every_worker_can_have_two_chunks_of_the_channel_also_of_another_size(capacity, num_workers, num_rows):
-    pacer = ChunkPacer(capacity, num_workers)
+    pacer = parts.ChunkPacer(capacity, num_workers)
     assert learn(pacer, 0.0, 12)[-1] == num_rows
     pacer.resize(capacity, 4 * num_workers)
     assert pacer.num_rows == max(1, min(capacity // (8 * num_workers), 1024))

@@ -62,9 +62,8 @@ async def test_every_request_is_answered_once_with_its_own_rows(make, rows):
 async def test_requests_may_come_before_the_start(make, rows):
     client = Client(make(row_id), rows(20), row_id)
     window = client.unread_window()
-    early = [client.ask(scan) for scan in window.scans()]
     async with client.running():
-        (scanned,) = await client.answers(early)
+        (scanned,) = await client.answers([client.ask(scan) for scan in window.scans()])
     assert window.add(0, scanned)
     assert window.num_rows == 20
 

@@ -2,12 +2,12 @@
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from asyncdata import DataLoader, JsonlSource
+from asyncdata import DataLoader
 from tests.support import parts
 from tests.support.faults import until
 from tests.support.loading import ids, row_id
@@ -17,17 +17,18 @@ MEMINFO = "MemTotal:       16000000 kB\nMemFree:  100 kB\nMemAvailable:    80000
 ALL = 8_000_000 * 1024
 V1, V2 = "12:memory:/d/x\n4:cpu,cpuacct:/d/x\n1:name=systemd:/x\n", "0::/a/b\n"
 CACHED, CACHED_V1 = "inactive_file 300\nactive_file 7\n", "inactive_file 1\ntotal_inactive_file 300\n"
-Files = dict[str, str]
-
-
 CPU_V1 = {"cpu,cpuacct/d/x/cpu.cfs_period_us": "100000"}
 GROUP_V1 = "memory/d/x/memory"
 MEMORY_V1 = {f"{GROUP_V1}.limit_in_bytes": "5000", f"{GROUP_V1}.usage_in_bytes": "4000", f"{GROUP_V1}.stat": CACHED_V1}
 
 
-def memory_v2(limit: str, used: str, group: str = "a/b", cached: str = "") -> Files:
+def memory_v2(limit: str, used: str, group: str = "a/b", cached: str = "") -> dict[str, str]:
     memory = f"{group}/memory"
     return {f"{memory}.max": limit, f"{memory}.current": used, f"{memory}.stat": cached}
+
+
+NESTED = {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "300000 100000\n"}
+NESTED |= memory_v2("max\n", "500\n") | memory_v2("2000\n", "900\n", "a")
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def machine(tmp_path, monkeypatch):
     """A function that creates the files of a machine with 16 CPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
 
-    def make(files: Files) -> Path:
+    def make(files: dict[str, str]) -> Path:
         for name, text in {"proc/meminfo": MEMINFO, **files}.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,15 +58,7 @@ def machine(tmp_path, monkeypatch):
         pytest.param(V1, CPU_V1 | {"cpu,cpuacct/d/x/cpu.cfs_quota_us": "-1\n"}, 16, ALL, id="no quota, version 1"),
         pytest.param(V1, CPU_V1 | {"cpu,cpuacct/d/x/cpu.cfs_quota_us": "350000\n"}, 4, ALL, id="a quota, version 1"),
         pytest.param("0::/../../kubepods/x\n", {"cpu.max": "200000 100000\n"}, 2, ALL, id="a path beyond the mount"),
-        pytest.param(
-            V2,
-            {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "300000 100000\n"}
-            | memory_v2("max\n", "500\n")
-            | memory_v2("2000\n", "900\n", "a"),
-            3,
-            1100,
-            id="the tightest limit of all groups above this process",
-        ),
+        pytest.param(V2, NESTED, 3, 1100, id="the tightest limit of all groups above this process"),
         pytest.param(V2, memory_v2("5000\n", "4000\n", cached=CACHED), 16, 1300, id="cached pages count as free"),
         pytest.param(V1, MEMORY_V1, 16, 1300, id="cached pages count as free, version 1"),
         pytest.param(V2, memory_v2("5\n", "9\n"), 16, 0, id="a group above its limit has nothing left"),
@@ -95,21 +88,7 @@ def test_only_cpus_in_the_affinity_mask_count_and_this_machine_can_be_measured(m
     assert parts.num_usable_cpus(root) == 2
 
 
-@pytest.fixture
-def make(jsonl_file) -> Callable[..., parts.Handler]:
-    """A handler of a file of some lines, with one slot of plain memory; ``make.scan`` asks it for all samples."""
-
-    def make(tokenizer=None, lines=({"id": 1},), progress=parts.no_op) -> parts.Handler:
-        tokenizer = tokenizer or parts.FunctionTokenizer(row_id)
-        files = JsonlSource(str(jsonl_file(lines))).open(256)
-        job = parts.Job(files=files.files, tokenize=None, max_row_bytes=64, block_bytes=256, slack_bytes=32)
-        make.scan = parts.Scan(0, 0, files.blocks([0]), with_samples=True)
-        return parts.Handler(job, [memoryview(bytearray(1 + 256 + 32))], tokenizer, progress)
-
-    return make
-
-
-def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
+def test_slow_library_code_reports_progress_by_a_heartbeat(monkeypatch):
     beats, is_going_on = list[int](), threading.Event()
 
     def progress(row: int) -> None:
@@ -123,13 +102,14 @@ def test_slow_library_code_reports_progress_by_a_heartbeat(make, monkeypatch):
 
     change(monkeypatch, beat_s=0.001)
     change(monkeypatch, permute=permute_slowly)
-    assert make(progress=progress)(parts.Permute(3, 0)) == parts.Permuted(b"")
+    job = parts.Job(files=[], tokenize=None, max_row_bytes=64, block_bytes=256, slack_bytes=32)
+    handler = parts.Handler(job, [memoryview(bytearray(1 + 256 + 32))], parts.FunctionTokenizer(row_id), progress)
+    assert handler(parts.Permute(3, 0)) == parts.Permuted(b"")
     assert beats[:3] == [-2, -1, -2], "no row in particular"
 
 
 def num_open(folder) -> int:
-    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    return sum(os.path.lexists(link) and os.readlink(link).startswith(f"{folder}/") for link in links)
+    return sum(file.path.startswith(f"{folder}/") for file in psutil.Process().open_files())
 
 
 def test_no_more_than_64_files_are_open_however_many_there_are_and_none_when_it_is_closed(tmp_path):

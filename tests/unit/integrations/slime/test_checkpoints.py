@@ -6,7 +6,7 @@ What it restores is held by ``test_slime_rollouts_model``, and what slime reads 
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -14,17 +14,9 @@ from structlog.testing import capture_logs
 
 from asyncdata.checkpoint import snapshot as snapshots
 from asyncdata.errors import ConfigError, SnapshotError, SnapshotMismatchError
+from tests.support import slime_source
 from tests.support.parts import change, describe_file
-from tests.support.slime_source import (
-    InMemory,
-    checkpoint_at,
-    labels,
-    numbers,
-    set_rollout_id,
-    source_of,
-    source_over,
-    write_prompts,
-)
+from tests.support.slime_source import InMemory, checkpoint_at, labels, numbers, source_of, source_over, write_prompts
 
 LEGACY, STREAM = ({"asyncdata_order": order, "rollout_shuffle": True} for order in ("legacy", "stream"))
 ONE_ORDER = pytest.mark.parametrize("order", [LEGACY, pytest.param(STREAM, marks=pytest.mark.thorough)], ids=str)
@@ -88,18 +80,11 @@ def test_nothing_to_save_to_is_an_error_and_nothing_to_load_from_is_none(prompts
         assert source.sample_offset == 0
 
 
-def told(events: Any) -> list[Any]:
-    """Those of checkpoints: the row index, which another thread completes, has one as well."""
-    return [event for event in events if event["event"].startswith("checkpoint.")]
-
-
 def test_a_checkpoint_that_is_not_there_is_a_warning_or_an_error_but_not_before_the_first_rollout(prompts, given):
     with capture_logs() as events, source_of(prompts, **given) as source:
-        source.load(-1)
-        source.load(None)
-        assert told(events) == []
-        source.load(3)
-    (event,) = told(events)
+        for rollout_id in (-1, None, 3):
+            source.load(rollout_id)
+    (event,) = [event for event in events if event["event"].startswith("checkpoint.")]  # the row index has events, too
     assert (event["event"], event["rollout_id"], event["log_level"]) == ("checkpoint.missing", 3, "warning")
     with source_of(prompts, asyncdata_strict_load=True, **given) as source:
         source.load(-1)
@@ -125,8 +110,7 @@ def test_a_file_that_is_no_checkpoint_of_ours_is_refused_though_slimes_own_is_th
         path.with_suffix(".pt").unlink(missing_ok=True)
         good = {"rollout_id": 0, "samples_per_group": 2, "numbering": {}, "kind": "loader"}
         for state, buffer in ((3, []), ({**good, "kind": "other"}, []), (good, [[{"status": "unheard of"}, {}]])):
-            fields = msgspec.structs.asdict(base) | {"buffer": buffer}
-            snapshots.save(path, AnyState(**fields, slime=state))
+            snapshots.save(path, AnyState(**msgspec.structs.asdict(base) | {"buffer": buffer}, slime=state))
             refused(source, 0)
         assert source.get_buffer_length() == 1
 
@@ -158,9 +142,9 @@ def test_without_torch_our_own_file_is_written_and_an_event_says_what_is_missing
 def test_what_a_later_rollout_changes_inside_of_the_metadata_is_not_in_an_earlier_ones_checkpoint(prompts, given):
     with source_of(prompts, **given) as source:
         source.update_metadata({"seen": {"prompts": [0]}})
-        set_rollout_id(0)
+        slime_source.set_rollout_id(0)
         source.get_samples(1)
-        set_rollout_id(1)
+        slime_source.set_rollout_id(1)
         source.get_samples(1)
         source.get_metadata()["seen"]["prompts"].append(1)
         source.save(0)
@@ -264,8 +248,7 @@ def test_a_renamed_file_continues_at_its_place_and_other_rows_are_refused(prompt
     assert left_out(events) == []
 
     other = write_prompts(tmp_path / "other.jsonl", 11)
-    allowed = {"asyncdata_same_rows": True, "asyncdata_allow_changed": ["data"]}
-    with source_of(other, **given, **allowed) as source:
+    with source_of(other, **given, **{"asyncdata_same_rows": True, "asyncdata_allow_changed": ["data"]}) as source:
         refused(source, 0, r"AD603 same_rows=True.*(?s:.*)other\.jsonl", SnapshotMismatchError)
 
 
@@ -337,11 +320,10 @@ def test_slimes_place_that_means_nothing_is_refused_or_left_for_an_epoch(prompts
     assert (event["changed"], event["num_delivered"], event["num_left_out"]) == ([name], place, None)
 
 
-class Sneaky:
+class Sneaky(NamedTuple):
     """Would write a file if it were unpickled."""
 
-    def __init__(self, path):
-        self.path = path
+    path: Path
 
     def __reduce__(self):
         return Path.touch, (self.path,)

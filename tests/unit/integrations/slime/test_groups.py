@@ -45,8 +45,7 @@ def with_experts(groups, num_bytes=2 * MIB):
 def assert_same(one, other):
     assert type(one) is type(other)
     if hasattr(one, "shape"):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert bool((one == other).all())
+        assert (one.dtype, one.shape, bool((one == other).all())) == (other.dtype, other.shape, True)
     elif isinstance(one, list | tuple):
         for pair in zip(one, other, strict=True):
             assert_same(*pair)
@@ -62,11 +61,9 @@ def test_giving_a_group_back_copies_none_of_its_large_arrays(prompts, given):
     with source_of(prompts, **given) as source:
         groups = with_experts(source.get_samples(1), 32 * MIB)
         tracemalloc.start()
-        try:
-            source.add_samples(groups)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
+        source.add_samples(groups)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
     assert peak < 8 * MIB  # the loader, which reads ahead meanwhile, takes up to one
 
 
@@ -192,12 +189,11 @@ def test_a_large_array_that_a_thread_writes_into_meanwhile_does_not_tear_the_fil
 PIXELS = {"__dict__": {"__tensor__": ["bfloat16", [3, 5], {"__ndarray__": ["|u1", [30], "gD+AP4A/" * 5]}]}}
 KEPT = {"__dict__": {"pixel_values": PIXELS, "__tensor__": {"__tuple__": [1, {"__bytes__": "eA=="}]}}}
 OLD = {
-    "tokens": [1, 2, 3],
-    "status": "aborted",
+    "tokens": [1, 2, 3], "status": "aborted",
     "metadata": {"__dict__": {"big": [2**63, -1.5, None], "__odd__": 1}},
     "rollout_routed_experts": {"__ndarray__": ["<i4", [30_000], base64.b64encode(b"\7\0\0\0" * 30_000).decode()]},
     "multimodal_train_inputs": {"__dict__": {"__kept__": KEPT}},
-}
+}  # fmt: skip
 
 
 def rewrite(path, change):
@@ -354,10 +350,7 @@ def test_a_group_that_cannot_be_written_leaves_what_was_there(prompts, given, mo
         source.save(0)
         before = sorted(Path(given["save"], "rollout").rglob("*"))
         source.add_samples(with_experts(source.get_samples(2)[1:]))
-        fails(
-            "asyncdata.integrations.slime.checkpoint.replace_file",
-            "a group of the .*No space left on device; free some",
-        )
+        fails("asyncdata.integrations.slime.checkpoint.replace_file", "a group of the .*No space left on device; free")
         assert sorted(Path(given["save"], "rollout").rglob("*")) == before
         fails("asyncdata.checkpoint.snapshot.replace_file", ".*No space left on device")
         assert set(files_of(given)) <= set(before), "nothing names it"
@@ -373,10 +366,8 @@ DEEP = "nested more than 200 deep"
 UNPERSISTABLE: dict[str, dict[Any, Any]] = {
     r"\$\.metadata\.of": {"of": {1, 2}},
     r"\$\.metadata\.at": {"at": datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)},
-    "has the key 5": {5: "a number as its key"},
-    r"metadata\.lock": {"lock": object()},
-    DEEP: {"tree": nested(500)},
-}
+    "has the key 5": {5: "a number as its key"}, r"metadata\.lock": {"lock": object()}, DEEP: {"tree": nested(500)},
+}  # fmt: skip
 SERVE = {"asyncdata_unpersistable": "serve_without_saving"}
 
 

@@ -59,9 +59,8 @@ def images_of(sample):
 OTHERS = {"audios": [np.zeros(300_000)], "__made__": ["images", 0], "more": {"__made__": None}}
 CHANGES = {
     "an array more": lambda sample: images_of(sample).append(np.arange(3)),
-    "arrays more, as geo3k has it": lambda sample: (
-        images_of(sample).extend([np.arange(3), np.arange(4)]),
-        sample.multimodal_inputs.update(videos=None),
+    "arrays more, as geo3k has it": lambda sample: sample.multimodal_inputs.update(
+        images=[*images_of(sample), np.arange(3), np.arange(4)], videos=None
     ),
     "another order": lambda sample: images_of(sample).reverse(),
     "one fewer": lambda sample: images_of(sample).pop(0),
@@ -213,10 +212,9 @@ def opened(pixels, jsonl_file, tmp_path, given):
     """A function that opens a source of the pictures with two workers."""
     path = jsonl_file([{"input": "<image>", "image": [name], "label": name} for name in pixels], "pictures.jsonl")
     (tmp_path / "log").touch()
-    of_media = {"multimodal_keys": {"image": "image"}, "asyncdata_processor": f"{__name__}.decode"}
-    ours = {**given, **of_media, "n_samples_per_prompt": 4, "log": str(tmp_path / "log"), "asyncdata_num_workers": 2}
-    ours["lock"] = None
-    return lambda **changed: source_of(changed.pop("data", path), **(ours | changed))
+    ours = {"asyncdata_processor": f"{__name__}.decode", "asyncdata_num_workers": 2, "n_samples_per_prompt": 4}
+    ours |= {"log": str(tmp_path / "log"), "lock": None}
+    return lambda data=path, **changed: source_of(data, **given | ours | changed)
 
 
 def shown(sample):
@@ -283,17 +281,14 @@ def test_a_damaged_picture_is_a_bad_row_and_its_group_is_not_delivered(opened, p
 
 @pytest.mark.parametrize("fault", ["inputs", "args"])
 def test_what_workers_cannot_send_is_made_by_the_caller(opened, pixels, tmp_path, fault):
-    changed = {
-        "inputs": {"asyncdata_processor": f"{__name__}.makes_one"},
-        "args": {"lock": threading.Semaphore(9)},
-    }[fault]
-    with opened(**changed) as source:
+    makes_one = {"asyncdata_processor": f"{__name__}.makes_one"}
+    with opened(**makes_one if fault == "inputs" else {"lock": threading.Semaphore(9)}) as source:
         groups = source.get_samples(2)
-        if fault == "inputs":
-            assert [images_of(group[3])[0].name for group in groups] == list(pixels)[:2]
-        else:
-            assert [shown(group[3]) for group in groups] == list(pixels.values())[:2]
-            assert decoded_here(tmp_path) == list(pixels)[:2]
+    if fault == "inputs":
+        assert [images_of(group[3])[0].name for group in groups] == list(pixels)[:2]
+    else:
+        assert [shown(group[3]) for group in groups] == list(pixels.values())[:2]
+        assert decoded_here(tmp_path) == list(pixels)[:2]
 
 
 def test_a_row_whose_media_fail_when_the_caller_makes_them_comes_again(rows):

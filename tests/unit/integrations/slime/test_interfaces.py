@@ -16,7 +16,7 @@ from asyncdata.integrations.hf_adapter import AsyncDatasetAdapter, HFDatasetAdap
 from asyncdata.integrations.slime import async_rollouts
 from tests.support.parts import TrackingBuffer, change
 from tests.support.peers.records import stand_ins
-from tests.support.slime_source import GatedRows, InMemory, SlimeSample, args_for, numbers, source_of
+from tests.support.slime_source import GatedRows, InMemory, SlimeSample, args_for, numbers, source_of, source_over
 
 
 def numbers_of(groups):
@@ -74,8 +74,7 @@ def test_a_group_is_consumed_once_and_one_that_no_checkpoint_can_store_is_counte
 
     dataset = InMemory(1)
     dataset.samples[0].metadata = {"lock": object()}
-    with source_of(None) as source:
-        source.dataset = dataset
+    with source_over(dataset) as source:
         source.track_groups()
         source.get_samples(1)
         assert source.statistics()["asyncdata_unpersistable_groups_total"] == 1
@@ -198,8 +197,7 @@ def test_prompts_come_one_after_the_other_over_epochs_and_an_epoch_may_be_gone_t
         found = [rows(adapter.get_next_batch(number)) for number in (4, 6, 15)]
         assert sorted(found[0] + found[1]) == list(range(10)) == sorted(found[2][:10])
         assert found[0] + found[1] != found[2][:10]
-        assert place(adapter) == (2, 5, 25)
-        assert adapter.get_next_batch(0) == []
+        assert (place(adapter), adapter.get_next_batch(0)) == ((2, 5, 25), [])
         with pytest.raises(ConfigError, match="AD440"):
             adapter.get_next_batch(-1)
 
@@ -210,8 +208,7 @@ def test_prompts_come_one_after_the_other_over_epochs_and_an_epoch_may_be_gone_t
         adapter.shuffle(0)
         assert rows(adapter.get_next_batch(6)) == both[0][4:]
         adapter.shuffle(1)
-        assert place(adapter) == (1, 0, 30)
-        assert rows(adapter.get_next_batch(3)) == both[1][:3]
+        assert (place(adapter), rows(adapter.get_next_batch(3))) == ((1, 0, 30), both[1][:3])
         assert place(adapter) == (1, 3, 33)
 
 

@@ -11,7 +11,6 @@ import math
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from tests.support.examples import in_ci
 from tests.support.parts import SlimeTokenizeFn, from_record, groups_of, resolve_sample_type, to_record
 from tests.support.peers.records import cases_of, module_of, sglang, stand_ins, tool_model
 from tests.support.peers.rollouts import fields_of
+from tests.support.release import ROOT
 from tests.support.slime_source import SlimeSample, args_for, runs_in_miles, source_of
 
 
@@ -51,9 +51,9 @@ ODD = {"nan": [math.nan], "big": [2**70], "lone": ["\ud800"], "inf": [math.inf]}
     ids=["bare", "labelled", "nested", "odd"],
 )
 def test_a_sample_is_what_the_constructor_gives(kind, values):
-    prompt = [{"role": "user", "content": "why"}]
-    for number, sample in enumerate(made(kind, prompt=prompt, **values)):
-        theirs = kind(**{"metadata": {}, **values}, prompt=prompt, group_index=7, index=9 + number)
+    values = {"prompt": [{"role": "user", "content": "why"}], "metadata": {}, **values}
+    for number, sample in enumerate(made(kind, **values)):
+        theirs = kind(**values, group_index=7, index=9 + number)
         assert type(sample) is kind
         assert list(vars(sample)) == list(vars(theirs))
         assert repr(sample) == repr(theirs)  # NaN is NaN, and equal is not enough: 1 == True
@@ -92,11 +92,8 @@ def test_what_is_no_json_value_is_copied_for_each_sample_as_it_is(kind, inputs):
     assert len({id(each) for each in (first.multimodal_inputs, second.multimodal_inputs, inputs)}) == 3
 
 
-Slotted = dataclasses.make_dataclass(
-    "Slotted",
-    [*((name, Any, None) for name in ("group_index", "index", "prompt", "tokens", "label", "metadata", "note"))],
-    slots=True,
-)
+SLOTS = ("group_index", "index", "prompt", "tokens", "label", "metadata", "note")
+Slotted = dataclasses.make_dataclass("Slotted", [(name, Any, None) for name in SLOTS], slots=True)
 
 
 def test_a_class_may_have_slots_and_no_fields_but_these():
@@ -182,11 +179,9 @@ def test_a_record_keeps_status_counts_and_unknown_attributes_and_shares_nothing(
     back = restored(sample, kind)
 
     assert (record["status"], record["spec_info"]["spec_verify_ct"]) == ("aborted", 3)
-    assert back == sample
-    assert vars(back).keys() == vars(sample).keys()
+    assert (back, vars(back).keys()) == (sample, vars(sample).keys())
     assert (back.source, back.spec_info.noted) == ("gsm8k", "on the counts too")
-    assert type(back.spec_info) is kind.SpecInfo
-    assert back.status is kind.Status.ABORTED
+    assert (type(back.spec_info), back.status) == (kind.SpecInfo, kind.Status.ABORTED)
     sample.tokens.append(2)
     sample.metadata["a"].append(2)
     sample.spec_info.spec_verify_ct = 7
@@ -206,8 +201,8 @@ def test_tensors_of_every_kind_come_back_bit_by_bit():
 
     assert type(back.rollout_routed_experts) is torch.Tensor
     found = back.multimodal_train_inputs["list"]
-    assert [(t.dtype, t.shape) for t in found] == [(t.dtype, t.shape) for t in tensors]
     for tensor, other in zip(found, tensors, strict=True):
+        assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
         plain = other.detach().resolve_conj().contiguous()
         assert tensor.reshape(-1).view(torch.uint8).tolist() == plain.reshape(-1).view(torch.uint8).tolist()
     assert isinstance(back.multimodal_train_inputs["tuple"], tuple)
@@ -216,19 +211,13 @@ def test_tensors_of_every_kind_come_back_bit_by_bit():
 
 def test_what_no_snapshot_can_hold_is_named():
     torch = pytest.importorskip("torch")
-    cases = [
-        (
-            {"multimodal_inputs": {"images": ["a", object()]}},
-            r"^\$\.multimodal_inputs\.images\[1\] is a .*object, which",
-        ),
+    odd, elsewhere = {"images": ["a", object()]}, {"a": [torch.empty(2, device="meta")]}
+    for values, message in (
+        ({"multimodal_inputs": odd}, r"^\$\.multimodal_inputs\.images\[1\] is a .*object, which"),
         ({"metadata": {5: 1}}, r"^\$\.metadata has the key 5"),
-        (
-            {"metadata": {"a": [torch.empty(2, device="meta")]}},
-            r"^\$\.metadata\.a\[0\] is a tensor without .* \(meta\)",
-        ),
+        ({"metadata": elsewhere}, r"^\$\.metadata\.a\[0\] is a tensor without .* \(meta\)"),
         ({"rollout_routed_experts": torch.eye(2).to_sparse()}, r"\(torch.sparse_coo\)"),
-    ]
-    for values, message in cases:
+    ):
         with pytest.raises(TypeError, match=message):
             to_record(SlimeSample(**values))
 
@@ -243,14 +232,11 @@ PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text or ('[' ~ p.ty
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(jsonl_file):
     """A function that gives the samples of rows, or raises what is wrong with the first bad one."""
 
     def samples(*rows, **given):
-        path = tmp_path / "rows.jsonl"
-        lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
-        path.write_bytes(b"\n".join(lines))
-        with source_of(path, **{"label_key": None, "asyncdata_bad_rows": "raise", **given}) as source:
+        with source_of(jsonl_file(rows), **{"label_key": None, "asyncdata_bad_rows": "raise", **given}) as source:
             return list(source.dataset.samples)
 
     return samples
@@ -355,6 +341,4 @@ def test_a_worker_and_a_driver_load_no_heavy_library(small_tokenizer):
         "from asyncdata.integrations.slime import AsyncDataSource\n"
         "print(*{'torch', 'transformers', 'ray', 'slime', 'miles'} & {*sys.modules})"
     )
-    root = str(Path(__file__).parents[4])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
-    assert done.stdout.split() == [], done.stdout
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT).split() == []

@@ -33,24 +33,19 @@ def test_arguments_that_are_not_there_have_slimes_defaults_and_a_key_may_be_an_a
     assert settings_of(type("Args", (), {"asyncdata_order": "stream"})()).order == "stream"
 
 
-OF_THE_FUNCTION = {  # its arguments: slime's, and values
-    "tokenizer": ("hf_checkpoint", "model"),
-    "max_length": ("rollout_max_prompt_len", 77),
-    "prompt_key": ("input_key", "question"),
-    "label_key": ("label_key", "answer"),
-    "metadata_key": ("metadata_key", "about"),
-    "tool_key": ("tool_key", "functions"),
-    "multimodal_keys": ("multimodal_keys", {"image": "pictures"}),
-    "apply_chat_template": ("apply_chat_template", True),
-    "apply_chat_template_kwargs": ("apply_chat_template_kwargs", {"enable_thinking": False}),
-}
+OF_THE_FUNCTION = {
+    "hf_checkpoint": "model", "rollout_max_prompt_len": 77, "input_key": "question", "label_key": "answer",
+    "metadata_key": "about", "tool_key": "functions", "multimodal_keys": {"image": "pictures"},
+    "apply_chat_template": True, "apply_chat_template_kwargs": {"enable_thinking": False},
+}  # fmt: skip
+OTHER_NAMES = {"hf_checkpoint": "tokenizer", "rollout_max_prompt_len": "max_length", "input_key": "prompt_key"}
 
 
 def test_every_argument_of_slimes_own_data_source_has_its_part():
     others = {"rollout_seed": 7, "n_samples_per_prompt": 8, "buffer_filter_path": "a.b", "save": "out", "load": "in"}
-    found = settings(prompt_data="p.jsonl", **dict(OF_THE_FUNCTION.values()), **others)
-    fn = found.tokenize_fn
-    assert {name: getattr(fn, name) for name in OF_THE_FUNCTION} == {n: v for n, (_, v) in OF_THE_FUNCTION.items()}
+    found = settings(prompt_data="p.jsonl", **OF_THE_FUNCTION, **others)
+    of_fn = {name: getattr(found.tokenize_fn, OTHER_NAMES.get(name, name)) for name in OF_THE_FUNCTION}
+    assert of_fn == OF_THE_FUNCTION
     assert found.source == JsonlSource("p.jsonl", python_lines=True)
     assert (found.samples_per_group, found.knobs["seed"]) == (8, 7)
     assert (found.buffer_filter_path, found.save_folder, found.load_folder) == ("a.b", "out", "in")
@@ -74,13 +69,10 @@ def test_the_order_is_slimes_own_unless_asked_and_import_paths_are_written_slime
 @pytest.mark.parametrize(
     ("data", "source", "first", "stop"),
     [
-        ("p.jsonl@[1:-1]", "p.jsonl", 1, -1),
-        ("p.jsonl@[:]", "p.jsonl", 0, None),
-        ("p.jsonl@[0:3:2]", "p.jsonl@[0:3:2]", 0, None),
-        ("p.jsonl@[1]", "p.jsonl@[1]", 0, None),
-        ("a@[1:2]/p.jsonl", "a@[1:2]/p.jsonl", 0, None),
+        ("p.jsonl@[1:-1]", "p.jsonl", 1, -1), ("p.jsonl@[:]", "p.jsonl", 0, None),
+        *((data, data, 0, None) for data in ("p.jsonl@[0:3:2]", "p.jsonl@[1]", "a@[1:2]/p.jsonl")),
     ],
-)
+)  # fmt: skip
 def test_rows_are_chosen_by_slimes_brackets_and_other_brackets_are_part_of_the_name(data, source, first, stop):
     found = settings(prompt_data=data)
     assert found.source == JsonlSource(source, python_lines=True)
@@ -180,13 +172,12 @@ def test_every_knob_among_the_keys_reaches_the_loader():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "prompt 0\né"),
-        ({"apply_chat_template_kwargs": {"mood": "?"}}, "prompt 0\n?"),
+        ({}, "prompt 0\né"), ({"apply_chat_template_kwargs": {"mood": "?"}}, "prompt 0\n?"),
         ({"apply_chat_template_kwargs": {"chat_template": "{{ 'own' }}"}}, "own"),
         ({"apply_chat_template": False}, "prompt 0"),
     ],
     ids=["with a default", "with a variable", "after one among the kwargs", "not applied"],
-)
+)  # fmt: skip
 def test_the_template_of_a_path_goes_before_the_tokenizers_own(prompts, small_tokenizer, tmp_path, given, expected):
     path = tmp_path / "chat.jinja"
     path.write_bytes("{{ messages[0].content }}\r\n{{ mood or 'é' }}".encode())
@@ -266,8 +257,8 @@ def coded(tmp_path, monkeypatch):
     config = {"auto_map": {"AutoTokenizer": ["tokenization_odd.OddTokenizer", None]}, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "OddTokenizer"}))
     (tmp_path / "rows.jsonl").write_text('{"input": "\u00e9!"}\n{"input": "too long"}\n{"input": "ok"}\n')
-    more = {"label_key": None, "asyncdata_num_workers": 1, "asyncdata_timeout_s": 100}
-    return {"path": tmp_path / "rows.jsonl", "hf_checkpoint": str(folder), **more}
+    path = tmp_path / "rows.jsonl"
+    return {"path": path, "hf_checkpoint": str(folder), "label_key": None, "asyncdata_num_workers": 1}
 
 
 def test_a_tokenizer_that_is_code_is_refused_with_the_key_that_trusts_it(coded):
@@ -294,9 +285,6 @@ def test_an_installed_fast_tokenizer_has_no_part_in_a_run_whose_tokenizer_is_cod
         AsyncDataSource(args_for(**coded, asyncdata_tokenizer_backend="gigatoken"))
 
 
-INTEGRATIONS = sorted((docs.PACKAGE / "integrations" / "slime").glob("*.py"))
-
-
 def table(heading, title):
     """The rows of the one table of a section whose first column has this title."""
     text = docs.section(docs.read("slime.md"), heading)
@@ -306,45 +294,34 @@ def table(heading, title):
 
 
 def test_every_key_argument_number_and_code_is_documented_and_no_other():
-    rows = table("Keys", "key")
-    defaults = {}
-    for field in msgspec.structs.fields(Options):
-        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-        defaults[f"{PREFIX}{field.name}"] = f"`{default}`"
-    assert {name: cells[0] for name, cells in rows.items()} == defaults
-    asked.clear()
+    defaults = {f"{PREFIX}{name}": f"`{value}`" for name, value in msgspec.structs.asdict(Options()).items()}
+    assert {name: cells[0] for name, cells in table("Keys", "key").items()} == defaults
+    asked = set()
+
+    class Recorder(SimpleNamespace):
+        def __getattribute__(self, name):
+            asked.add(name)
+            return super().__getattribute__(name)
+
     settings_of(Recorder(prompt_data="p.jsonl", use_hf_datasets=True))
-    assert set(table("slime's arguments", "argument")) == asked
+    assert set(table("slime's arguments", "argument")) == {name for name in asked if not name.startswith("__")}
     with source_of(None) as source:
         numbers = {*source.statistics(), "asyncdata_dropped_groups_<reason>_total"}
     assert set(docs.first_cells(docs.section(docs.read("slime.md"), "Numbers"))) == numbers
-    used = {code for path in INTEGRATIONS for code in re.findall(r"\bAD\d{3}\b", path.read_text(encoding="utf-8"))}
+    texts = [path.read_text("utf-8") for path in (docs.PACKAGE / "integrations" / "slime").glob("*.py")]
+    used = {code for text in texts for code in re.findall(r"\bAD\d{3}\b", text)}
     assert used <= set(re.findall(r"\bAD\d{3}\b", docs.read("slime.md")))
 
 
-class Recorder(SimpleNamespace):
-    def __getattribute__(self, name):
-        if not name.startswith("__"):
-            asked.add(name)
-        return super().__getattribute__(name)
-
-
-asked = set()
-
-
 def settings_blocks():
-    pages = sorted(
-        page for page in docs.DOCS.rglob("*.md") if "asyncdata.integrations.slime" in page.read_text("utf-8")
-    )
+    pages = [page for page in docs.PAGES if "asyncdata.integrations.slime" in page.read_text("utf-8")]
     blocks = [(page, block) for page in pages for block in docs.blocks_of(page) if block.language == "yaml"]
     return [pytest.param(block.text, id=f"{page.stem}:{block.line}") for page, block in blocks]
 
 
 @pytest.mark.parametrize("text", settings_blocks())
 def test_the_settings_files_of_the_pages_are_taken(text):
-    settings = dict(re.findall(r"^(\w+): +(.*?) *(?:#.*)?$", text, re.MULTILINE))
-    values = {
-        name: json.loads(value) if re.match(r"[\d\[{]|true|false", value) else value for name, value in settings.items()
-    }
+    values = dict(re.findall(r"^(\w+): +(.*?) *(?:#.*)?$", text, re.MULTILINE))
     assert len(values) == text.count("\n")
+    values |= {name: json.loads(value) for name, value in values.items() if re.match(r"[\d\[{]|true|false", value)}
     settings_of(SimpleNamespace(prompt_data="p.jsonl", **values))

@@ -1,5 +1,6 @@
 """Datasets of Hugging Face, in files, in memory or streamed: their very rows, however they were made and changed."""
 
+import contextlib
 import datetime
 import errno
 import gc
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -35,14 +37,9 @@ def quiet(tmp_path, monkeypatch) -> Iterator[None]:
 
 
 def in_memory(num_rows: int = 120) -> Any:
-    numbers = range(num_rows)
-    return datasets.Dataset.from_dict(
-        {
-            "id": list(numbers),
-            "pad": ["x" * (i * 37 % 90) for i in numbers],
-            "chat": [[{"role": "user", "content": f"é{i}"}] for i in numbers],
-        }
-    )
+    columns = {"id": list(range(num_rows)), "pad": ["x" * (i * 37 % 90) for i in range(num_rows)]}
+    chat = [[{"role": "user", "content": f"é{i}"}] for i in range(num_rows)]
+    return datasets.Dataset.from_dict({**columns, "chat": chat})
 
 
 def saved(folder: Path, dataset: Any = None) -> Any:
@@ -150,13 +147,9 @@ def test_of_several_splits_one_must_be_named(tmp_path):
 
 
 def test_what_is_no_dataset_or_cannot_be_loaded_is_named_with_the_reason(tmp_path, monkeypatch):
-    path = str(write(tmp_path / "a.jsonl", b"{"))
-
-    for source, name in (
-        (HuggingFaceSource("no/such"), "no/such"),
-        (HuggingFaceSource("json", data_files=path), "json"),
-    ):
-        assert refusal_of(source).startswith(f"AD125 cannot load the dataset {name}: ")
+    for name, files in (("no/such", None), ("json", str(write(tmp_path / "a.jsonl", b"{")))):
+        refusal = refusal_of(HuggingFaceSource(name, data_files=files))
+        assert refusal.startswith(f"AD125 cannot load the dataset {name}: ")
     assert refusal_of(in_memory().select([])).startswith("AD201 no rows in Dataset")
     refused(HuggingFaceSource(5), "a dataset is a Dataset, a DatasetDict, a folder or a name; got int")
     refused(in_memory().with_transform(lambda batch: batch), "the dataset has a transform")
@@ -178,10 +171,7 @@ def test_a_temporary_copy_is_private_and_deleted_with_its_loader():
 
 
 def test_where_no_copy_can_be_written_it_says_so(tmp_path, monkeypatch):
-    def fails(path: str, batches: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    change(monkeypatch, arrow_writer=fails)
+    change(monkeypatch, arrow_writer=Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     assert "no copy of the dataset can be written to " in (text := refusal_of(in_memory()))
     assert text.startswith("AD126 ")
     assert text.endswith("No space left on device; set TMPDIR")
@@ -190,16 +180,13 @@ def test_where_no_copy_can_be_written_it_says_so(tmp_path, monkeypatch):
 
 
 def digest_of(dataset: Any) -> str:
-    blocks = HuggingFaceSource(dataset).open(1024)
-    found = blocks.fingerprint()["digest"]
-    blocks.close()
-    return str(found)
+    with contextlib.closing(HuggingFaceSource(dataset).open(1024)) as blocks:
+        return str(blocks.fingerprint()["digest"])
 
 
 def test_whatever_changes_the_rows_changes_the_fingerprint(tmp_path):
     dataset = saved(tmp_path / "ds", in_memory(3000))
-    picked = list(range(3000))
-    picked[1500], picked[1501] = picked[1501], picked[1500]
+    picked = [*range(1500), 1501, 1500, *range(1502, 3000)]
     found = [
         dataset, dataset.shuffle(seed=1), dataset.shuffle(seed=2), dataset.select(range(2999)),
         dataset.select(range(1, 3000)), dataset.select(picked), dataset.rename_column("pad", "text"),
@@ -300,8 +287,7 @@ def test_every_example_of_a_stream_is_a_row_and_reading_resumes_from_every_state
         assert expected == list(STREAMS[name](tmp_path).with_format(None))
     assert len(found) > 2
     again, count = STREAMS[name](tmp_path), 0
-    for state, rows in found:
-        state = json.loads(json.dumps(state))
+    for state, rows in json.loads(json.dumps(found)):
         assert examples_of(passed(again, state, 1, shuffle=shuffle)) == expected[count:]
         count += len(rows)
 

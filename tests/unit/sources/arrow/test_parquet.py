@@ -7,6 +7,7 @@ import datetime
 import decimal
 import json
 import math
+import os
 import sys
 import uuid
 from contextlib import closing
@@ -22,22 +23,11 @@ from asyncdata import DataLoader, ParquetSource, Shuffle
 from asyncdata.errors import ConfigError, NoSamplesError
 from asyncdata.order.order import Order
 from asyncdata.sources.arrow import parquet_reader
+from tests.support import parts
 from tests.support.loaders import AS_IT_LIES, refusal_of, rows_of, samples_of
 from tests.support.loading import all_dropped
 from tests.support.parquet_files import pa, pq, reader_of, texts_of, write
 from tests.support.parquet_files import rows_of as rows_of_block
-from tests.support.parts import (
-    FileChangedError,
-    ParquetBlocks,
-    RowDecoder,
-    RowFault,
-    RowWriter,
-    block_rows,
-    change,
-    encode_row,
-    is_same_form,
-    plain_state,
-)
 
 
 def refused(source: Any, words: str) -> None:
@@ -131,8 +121,7 @@ def test_a_source_is_a_value_and_says_what_it_needs(monkeypatch):
 def test_where_blocks_must_be_larger_a_window_keeps_its_size_and_has_fewer(tmp_path):
     path, orders = str(write(tmp_path / "a", 4000, group_rows=2000)), {}
     for reads in (1, 4, 100):
-        source = ParquetSource(path, reads_per_group=reads)
-        with closing(source.open(1024)) as opened:
+        with closing(ParquetSource(path, reads_per_group=reads).open(1024)) as opened:
             orders[reads] = Order(Shuffle(block_bytes=1024, window_blocks=32), 0, opened.num_blocks, opened.block_bytes)
 
     assert [order.num_blocks for order in orders.values()] == [2, 8, pytest.approx(200, rel=0.5)]
@@ -141,7 +130,7 @@ def test_where_blocks_must_be_larger_a_window_keeps_its_size_and_has_fewer(tmp_p
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> ParquetBlocks:
+def two(tmp_path: Path) -> parts.ParquetBlocks:
     columns = {"id": list(range(100, 200)), "pad": ["y"] * 100}
     paths = [write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", group_rows=45, columns=columns)]
     return ParquetSource([str(path) for path in paths]).open(300)
@@ -150,7 +139,7 @@ def two(tmp_path: Path) -> ParquetBlocks:
 @pytest.mark.parametrize("held_bytes", [0, 3000, 1 << 20])
 def test_single_rows_are_equal_to_those_of_their_blocks_in_any_order(two, monkeypatch, held_bytes):
     """Whether row groups are kept in memory, take turns there, or are too large for it."""
-    change(monkeypatch, most_bytes_held_of_parquet=held_bytes)
+    parts.change(monkeypatch, most_bytes_held_of_parquet=held_bytes)
     reader = reader_of(two)
     texts = {}
     for block in two.blocks(range(two.num_blocks)):
@@ -166,8 +155,7 @@ def test_single_rows_are_equal_to_those_of_their_blocks_in_any_order(two, monkey
 
 
 def test_neighbouring_blocks_cost_one_pass_over_their_row_group(two, monkeypatch):
-    passes = []
-    file = parquet_reader.ParquetFile  # how often it decodes is what is counted
+    passes, file = [], parquet_reader.ParquetFile  # how often it decodes is what is counted
     batches = file.batches
     monkeypatch.setattr(file, "batches", lambda *args: passes.append(args[1]) or batches(*args))
     reader = reader_of(two)
@@ -196,16 +184,18 @@ def test_a_file_that_was_cut_or_edited_is_named_at_the_next_block(two, is_open):
     first, second, *_ = two.blocks(range(2))
     if is_open:
         rows_of_block(reader, first)
-    with open(path, "r+b") as file:
-        data = file.read()
-        file.truncate(len(data) - 1)
-    with pytest.raises(FileChangedError, match=rf"^AD302 {path} shrank from {len(data)} to {len(data) - 1} bytes"):
+    data = Path(path).read_bytes()
+    os.truncate(path, len(data) - 1)
+    with pytest.raises(
+        parts.FileChangedError, match=rf"^AD302 {path} shrank from {len(data)} to {len(data) - 1} bytes"
+    ):
         rows_of_block(reader, second)
-    with open(path, "wb") as file:
-        file.write(data[:-20] + b"?" + data[-19:])
-    with pytest.raises(FileChangedError, match=rf"^AD303 {path} was replaced or edited .* its footer is another one"):
+    Path(path).write_bytes(data[:-20] + b"?" + data[-19:])
+    with pytest.raises(
+        parts.FileChangedError, match=rf"^AD303 {path} was replaced or edited .* its footer is another one"
+    ):
         rows_of_block(reader, second)
-    with pytest.raises(FileChangedError, match=r"^AD30"):
+    with pytest.raises(parts.FileChangedError, match=r"^AD30"):
         texts_of(reader, [(0, 5)], [3])
     reader.close()
 
@@ -213,7 +203,9 @@ def test_a_file_that_was_cut_or_edited_is_named_at_the_next_block(two, is_open):
 def test_a_row_that_is_another_one_when_it_is_read_by_itself_is_named(two):
     reader = reader_of(two)
 
-    with pytest.raises(FileChangedError, match=r"^AD303 .*a\.parquet was edited while it was read: row 5 is another"):
+    with pytest.raises(
+        parts.FileChangedError, match=r"^AD303 .*a\.parquet was edited while it was read: row 5 is another"
+    ):
         texts_of(reader, [(0, 5)], [3])
     reader.close()
 
@@ -224,7 +216,7 @@ NOON = datetime.datetime(2024, 1, 31, 12)
 
 def json_texts_of(array: Any) -> list[str]:
     batch = pa.record_batch({"v": array})
-    return [row.decode()[len('{"v":') : -1] for row in RowWriter(batch.schema, ["v"])(batch)]
+    return [row.decode()[len('{"v":') : -1] for row in parts.RowWriter(batch.schema, ["v"])(batch)]
 
 
 def bad_text(data: bytes) -> Any:
@@ -276,50 +268,37 @@ def test_times_that_python_cannot_hold_do_no_harm_and_a_uuid_is_text():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({"b": 1, "a": [None, True, "é\n"]}, '{"b":1,"a":[null,true,"é\\n"]}'),
-        (2**70, str(2**70)),
-        (0.1 + 0.2, "0.30000000000000004"),
-        ([math.nan, math.inf, -math.inf], "[NaN,Infinity,-Infinity]"),
-        ((1, 2), "[1,2]"),
-        ({1: "a"}, '{"1":"a"}'),
-        (datetime.date(2024, 2, 29), '"2024-02-29"'),
-        (datetime.time(1, 2, 3, 4), '"01:02:03.000004"'),
+        ({"b": 1, "a": [None, True, "é\n"]}, '{"b":1,"a":[null,true,"é\\n"]}'), (2**70, str(2**70)), ((1, 2), "[1,2]"),
+        (0.1 + 0.2, "0.30000000000000004"), ([math.nan, math.inf, -math.inf], "[NaN,Infinity,-Infinity]"),
+        ({1: "a"}, '{"1":"a"}'), (datetime.date(2024, 2, 29), '"2024-02-29"'),
+        (datetime.time(1, 2, 3, 4), '"01:02:03.000004"'), (datetime.timedelta(minutes=1, microseconds=5), "60.000005"),
         (datetime.datetime(2024, 2, 29, 1, 2, 3, tzinfo=datetime.UTC), '"2024-02-29T01:02:03+00:00"'),
-        (datetime.timedelta(minutes=1, microseconds=5), "60.000005"),
-        (decimal.Decimal("1.10"), '"1.10"'),
-        (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
-        (b"\x00\xff", '"AP8="'),
-        (bytearray(b"a"), '"YQ=="'),
-        (np.float32(0.5), "0.5"),
-        (np.int64(3), "3"),
-        (np.array([[1, 2], [3, 4]]), "[[1,2],[3,4]]"),
-        (np.array([b"a"], object), '["YQ=="]'),
-        (np.bool_(True), "true"),
+        (decimal.Decimal("1.10"), '"1.10"'), (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
+        (b"\x00\xff", '"AP8="'), (bytearray(b"a"), '"YQ=="'), (np.float32(0.5), "0.5"), (np.int64(3), "3"),
+        (np.array([[1, 2], [3, 4]]), "[[1,2],[3,4]]"), (np.array([b"a"], object), '["YQ=="]'), (np.bool_(True), "true"),
         ("\ud800é", '"\\ud800\\u00e9"'),  # a lone surrogate is an escape
     ],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 def test_a_value_of_python_has_one_form(value, text):
-    assert encode_row({"a": value}).decode() == f'{{"a":{text}}}'
+    assert parts.encode_row({"a": value}).decode() == f'{{"a":{text}}}'
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, {(1, 2): 3}, 1j], ids=["object", "set", "dict", "complex"])
 def test_a_value_of_python_without_a_form_is_refused(value):
     with pytest.raises(TypeError):
-        encode_row({"a": value})
+        parts.encode_row({"a": value})
 
 
 @pytest.mark.parametrize(
     ("state", "is_kept"),
     [
-        ({}, True),
-        ({"a": [1, None, {"b": 2**70}], "c": "é"}, True),
+        *((state, True) for state in ({}, {"a": [1, None, {"b": 2**70}], "c": "é"})),
         *((state, False) for state in (None, [1], {1: 2}, {"a": (1,)}, {"a": object()}, {"a": math.nan})),
     ],
-    ids=map(str, range(8)),
 )
 def test_a_state_of_others_is_kept_if_json_gives_it_back_and_is_none_otherwise(state, is_kept):
-    assert plain_state(state) == (state if is_kept else None)
+    assert parts.plain_state(state) == (state if is_kept else None)
 
 
 @pytest.mark.parametrize(
@@ -332,14 +311,14 @@ def test_a_state_of_others_is_kept_if_json_gives_it_back_and_is_none_otherwise(s
 )  # fmt: skip
 def test_a_type_of_arrow_without_a_form_is_refused_by_its_columns_name(kind):
     with pytest.raises(TypeError, match="column 'what' is .* which has no form in JSON: "):
-        RowWriter(pa.schema([("what", kind)]), ["what"])
+        parts.RowWriter(pa.schema([("what", kind)]), ["what"])
 
 
 @given(st.lists(st.tuples(st.none() | st.floats(), st.binary(max_size=3)), min_size=1, max_size=6))
 def test_a_row_has_the_same_text_alone_and_among_others(rows):
     numbers, raw = zip(*rows, strict=True)
     batch = pa.record_batch({"n": pa.array(numbers, pa.float64()), "s": pa.array(raw, pa.binary()).view(pa.string())})
-    write = RowWriter(batch.schema, ["n", "s"])
+    write = parts.RowWriter(batch.schema, ["n", "s"])
 
     assert write(batch) == [write(batch.slice(row, 1))[0] for row in range(batch.num_rows)]
 
@@ -351,11 +330,11 @@ def test_text_that_is_not_utf_8_is_a_bad_row_that_names_the_byte():
     }  # fmt: skip
     batch = pa.record_batch(columns)
 
-    (found,) = RowWriter(batch.schema, list(columns))(batch)
+    (found,) = parts.RowWriter(batch.schema, list(columns))(batch)
 
     assert found == b'{"s":"a\xff\\"","b":"' + base64.b64encode(b"\xff") + b'","l":["\xfe"],"d":"2024-01-31"}'
-    with pytest.raises(RowFault, match="is not UTF-8") as caught:
-        RowDecoder(["b"])(found)
+    with pytest.raises(parts.RowFault, match="is not UTF-8") as caught:
+        parts.RowDecoder(["b"])(found)
     assert caught.value.code == "AD106"
 
 
@@ -369,7 +348,7 @@ def test_rows_next_to_text_that_is_not_utf_8_are_unchanged():
     }  # fmt: skip
     bad, good = (pa.record_batch({"s": text, **rest}) for text in (bad_text(b"\xff"), pa.array(["?"])))
 
-    (found,), (plain,) = (RowWriter(batch.schema, batch.schema.names)(batch) for batch in (bad, good))
+    (found,), (plain,) = (parts.RowWriter(batch.schema, batch.schema.names)(batch) for batch in (bad, good))
 
     assert found == plain.replace(b"?", b"\xff")
 
@@ -388,12 +367,12 @@ def test_rows_next_to_text_that_is_not_utf_8_are_unchanged():
     ids=str,
 )  # fmt: skip
 def test_types_go_together_where_their_json_is_the_same(a, b, expected):
-    assert is_same_form(a, b) is is_same_form(b, a) is expected
+    assert parts.is_same_form(a, b) is parts.is_same_form(b, a) is expected
 
 
 @given(st.lists(st.integers(0, 20).map(lambda n: b"x" * n), max_size=20), st.integers(0, 100), st.integers(0, 15))
 def test_as_many_rows_as_find_room_are_in_a_block_and_the_others_are_told(rows, num_bytes, max_row_bytes):
-    found = block_rows(rows, num_bytes, max_row_bytes)
+    found = parts.block_rows(rows, num_bytes, max_row_bytes)
 
     assert len(found.data) <= num_bytes
     assert found.offsets.tolist() == list(range(len(rows)))

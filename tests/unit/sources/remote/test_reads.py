@@ -5,33 +5,24 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncdata.core.files import locked
 from asyncdata.errors import SourceChangedError, SourceError
+from tests.support import parts
 from tests.support.loading import NEVER_S
-from tests.support.parts import (
-    Address,
-    BlockCache,
-    ObjectStamp,
-    ReadLimits,
-    Reads,
-    StoreError,
-    StoreSpec,
-    change,
-    coalesced,
-)
 from tests.support.stores import FakeStore
 
 DATA = bytes(range(256)) * 400
-STAMP = ObjectStamp(Address("s3", "bucket", "folder/key"), len(DATA), '"old"')
+STAMP = parts.ObjectStamp(parts.Address("s3", "bucket", "folder/key"), len(DATA), '"old"')
 
 ranges_of_an_object = st.lists(
     st.tuples(st.integers(0, 1 << 24), st.integers(1, 1 << 20)).map(lambda one: (one[0], one[0] + one[1])), max_size=40
@@ -44,7 +35,7 @@ ranges_of_an_object = st.lists(
 @example([(0, 10), (10 + (16 << 10), 20 + (16 << 10)), (21 + (32 << 10), 30 + (32 << 10))])
 @example([(0, 4 << 20), (4 << 20, (4 << 20) + 1)])
 def test_requests_cover_each_range_once_and_read_little_more(ranges):
-    pieces = coalesced(ranges)
+    pieces = parts.coalesced(ranges)
 
     assert sorted(number for piece in pieces for number in piece.ranges) == list(range(len(ranges)))
     for piece in pieces:
@@ -64,13 +55,13 @@ def fake(monkeypatch) -> type[FakeStore]:
     monkeypatch.setattr(FakeStore, "answer", lambda start, stop: DATA[start:stop])
     for name in ("in_flight", "most", "most_bytes", "num_bytes"):
         monkeypatch.setattr(FakeStore, name, 0)
-    change(monkeypatch, first_wait_s=0.0)
+    parts.change(monkeypatch, first_wait_s=0.0)
     return FakeStore
 
 
-def reads(**limits: float) -> Reads:
-    limited = ReadLimits(**limits)  # type: ignore[arg-type]
-    return Reads([StoreSpec("tests.support.stores:FakeStore", "", {}, limited)])
+def reads(**limits: float) -> parts.Reads:
+    limited = parts.ReadLimits(**limits)  # type: ignore[arg-type]
+    return parts.Reads([parts.StoreSpec("tests.support.stores:FakeStore", "", {}, limited)])
 
 
 def test_many_requests_are_in_flight_and_no_more_than_the_limit(fake, monkeypatch):
@@ -102,29 +93,17 @@ def test_no_more_bytes_are_in_flight_than_the_limit_and_a_longer_request_is_alon
         assert fake.most_bytes in most
 
 
-def failing(times: int, error: StoreError) -> Callable[[int, int], bytes]:
-    left = iter(range(times))
-
-    def answer(start: int, stop: int) -> bytes:
-        if next(left, None) is not None:
-            raise error
-        return DATA[start:stop]
-
-    return answer
-
-
 def test_a_store_that_asks_for_a_longer_wait_than_there_is_time_is_not_waited_for_so_long(fake, monkeypatch):
     """Its ``Retry-After`` may be an hour, and ``retry_timeout_s`` a minute."""
-    monkeypatch.setattr(fake, "answer", failing(99, StoreError("transient", "status 429", retry_after_s=3600)))
-    with closing(reads(retry_timeout_s=0.1)) as many:
-        future = many.start(many.fetch, STAMP, 10, 20)
-        with pytest.raises(SourceError, match="^AD326 .*: status 429"):
-            future.result(60)
+    later = parts.StoreError("transient", "status 429", retry_after_s=3600)
+    monkeypatch.setattr(fake, "answer", Mock(side_effect=later))
+    with closing(reads(retry_timeout_s=0.1)) as many, pytest.raises(SourceError, match="^AD326 .*: status 429"):
+        many.read([(STAMP, 10, 20)])
 
 
 def test_a_store_that_asks_for_a_wait_is_left_alone_for_so_long(fake, monkeypatch):
-    waits: list[float] = []
-    monkeypatch.setattr(fake, "answer", failing(1, StoreError("transient", "status 429", retry_after_s=7)))
+    waits, later = list[float](), parts.StoreError("transient", "status 429", retry_after_s=7)
+    monkeypatch.setattr(fake, "answer", Mock(side_effect=[later, DATA[10:20]]))
     with closing(reads(retry_timeout_s=60)) as many:
         monkeypatch.setattr(many._is_closed, "wait", waits.append)  # noqa: SLF001 - where it waits
         assert many.read([(STAMP, 10, 20)]) == [DATA[10:20]]
@@ -133,12 +112,11 @@ def test_a_store_that_asks_for_a_wait_is_left_alone_for_so_long(fake, monkeypatc
 
 
 def test_close_ends_a_wait_for_the_next_try(fake, monkeypatch):
-    """It would last for minutes."""
     failed = threading.Event()
 
     def answer(start: int, stop: int) -> bytes:
         failed.set()
-        raise StoreError("transient", "away", retry_after_s=600)
+        raise parts.StoreError("transient", "away", retry_after_s=600)
 
     monkeypatch.setattr(fake, "answer", answer)
     many = reads(retry_timeout_s=600)
@@ -158,13 +136,9 @@ def test_close_ends_a_wait_for_the_next_try(fake, monkeypatch):
         ("missing", "^AD323 .* does not exist: no; check the address$"),
         ("transient", "^AD326 .* could not be accessed: no; the run resumes .* when the store is back$"),
     ],
-    ids=["denied", "permanent", "missing", "transient"],
 )
 def test_an_error_ends_with_the_way_out_and_fits_reads_and_writes(fake, monkeypatch, kind, wanted):
-    def refuse(self: FakeStore, key: str, data: bytes) -> None:
-        raise StoreError(kind, "no")
-
-    monkeypatch.setattr(FakeStore, "write", refuse, raising=False)
+    monkeypatch.setattr(FakeStore, "write", Mock(side_effect=parts.StoreError(kind, "no")), raising=False)
     with closing(reads(retry_timeout_s=0)) as many, pytest.raises(SourceError, match=wanted):
         many.write(0, STAMP.address, DATA)
 
@@ -173,7 +147,8 @@ def test_an_error_ends_with_the_way_out_and_fits_reads_and_writes(fake, monkeypa
     ("kind", "code"), [("denied", "AD324"), ("permanent", "AD325"), ("changed", "AD322"), ("missing", "AD322")]
 )
 def test_other_failures_are_not_tried_again(fake, monkeypatch, kind, code):
-    monkeypatch.setattr(fake, "answer", failing(1, StoreError(kind, "no", request_id="RQ-18")))
+    failed = parts.StoreError(kind, "no", request_id="RQ-18")
+    monkeypatch.setattr(fake, "answer", Mock(side_effect=[failed, DATA[10:20]]))
     with closing(reads()) as many, pytest.raises(SourceError, match=f"^{code} ") as caught:
         many.read([(STAMP, 10, 20)])
 
@@ -186,11 +161,8 @@ def test_other_failures_are_not_tried_again(fake, monkeypatch, kind, code):
 
 @pytest.mark.parametrize(("kind", "now"), [("missing", "now it is gone"), ("denied", "now it is not known, .*403")])
 def test_a_replaced_object_is_said_to_be_gone_only_if_the_store_says_so(fake, monkeypatch, kind, now):
-    def head(self: FakeStore, key: str) -> ObjectStamp:
-        raise StoreError(kind, "status 403")
-
-    monkeypatch.setattr(fake, "answer", failing(1, StoreError("changed", "status 412")))
-    monkeypatch.setattr(fake, "head", head)
+    monkeypatch.setattr(fake, "answer", Mock(side_effect=parts.StoreError("changed", "status 412")))
+    monkeypatch.setattr(fake, "head", Mock(side_effect=parts.StoreError(kind, "status 403")))
     with closing(reads()) as many, pytest.raises(SourceChangedError, match=f"^AD322 .*{now}"):
         many.read([(STAMP, 10, 20)])
 
@@ -199,43 +171,43 @@ def test_a_replaced_object_is_said_to_be_gone_only_if_the_store_says_so(fake, mo
 
 
 MIB = 1 << 20
-ADDRESS = Address("s3", "bucket", "rows/part-0.jsonl")
-OBJECT = ObjectStamp(ADDRESS, 1 << 30, '"v1"')
+ADDRESS = parts.Address("s3", "bucket", "rows/part-0.jsonl")
+OBJECT = parts.ObjectStamp(ADDRESS, 1 << 30, '"v1"')
 
 
-def block(number: int, num_bytes: int = 5000) -> bytes:
-    return random.Random(number).randbytes(num_bytes)
+def block(number: int) -> bytes:
+    return random.Random(number).randbytes(5000)
 
 
-def keep(cache: BlockCache, *numbers: int) -> None:
+def keep(cache: parts.BlockCache, *numbers: int) -> None:
     for number in numbers:
         cache.keep(OBJECT, number * 5000, (number + 1) * 5000, block(number))
 
 
-def found(cache: BlockCache, *numbers: int) -> list[int]:
+def found(cache: parts.BlockCache, *numbers: int) -> list[int]:
     there = [number for number in numbers if find(cache, number) is not None]
     assert all(find(cache, number) == block(number) for number in there)
     return there
 
 
-def find(cache: BlockCache, number: int) -> bytes | None:
+def find(cache: parts.BlockCache, number: int) -> bytes | None:
     return cache.find(OBJECT, number * 5000, (number + 1) * 5000)
 
 
-def used_at(cache: BlockCache, number: int, time_ns: int) -> None:
+def used_at(cache: parts.BlockCache, number: int, time_ns: int) -> None:
     """Not all systems tell files apart that were used within some milliseconds."""
     os.utime(cache._path(OBJECT, number * 5000, (number + 1) * 5000), ns=(0, time_ns))  # noqa: SLF001 - where it lies
 
 
-def failures_of(cache: BlockCache) -> list[int]:
+def failures_of(cache: parts.BlockCache) -> list[int]:
     failures: list[int] = []
     cache.on_failure = lambda: failures.append(1)
     return failures
 
 
 @pytest.fixture
-def cache(tmp_path) -> BlockCache:
-    return BlockCache(str(tmp_path), MIB)
+def cache(tmp_path) -> parts.BlockCache:
+    return parts.BlockCache(str(tmp_path), MIB)
 
 
 def files(folder: Path) -> list[Path]:
@@ -246,20 +218,17 @@ def size(folder: Path) -> int:
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in files(folder))
 
 
+OTHERS = [parts.Address("s3", "another", ADDRESS.key), parts.Address("s3", "bucket", "rows/part-1.jsonl")]
+
+
 @pytest.mark.parametrize(
-    "other",
-    [
-        ObjectStamp(ADDRESS, 1 << 30, '"v2"'),
-        ObjectStamp(ADDRESS, 1 << 20, '"v1"'),
-        ObjectStamp(ADDRESS, 1 << 30, '"v1"', "version-7"),
-        ObjectStamp(Address("s3", "another", ADDRESS.key), 1 << 30, '"v1"'),
-        ObjectStamp(Address("s3", "bucket", "rows/part-1.jsonl"), 1 << 30, '"v1"'),
-    ],
+    "changed",
+    [{"etag": '"v2"'}, {"num_bytes": 1 << 20}, {"version": "version-7"}, *({"address": other} for other in OTHERS)],
 )
-def test_a_block_of_another_object_or_another_state_of_it_is_not_found(cache, other):
+def test_a_block_of_another_object_or_another_state_of_it_is_not_found(cache, changed):
     keep(cache, 0)
 
-    assert cache.find(other, 0, 5000) is None
+    assert cache.find(replace(OBJECT, **changed), 0, 5000) is None
     assert cache.find(OBJECT, 0, 4999) is None
     assert cache.find(OBJECT, 1, 5001) is None
 
@@ -283,15 +252,14 @@ def test_the_least_recently_used_blocks_are_removed_and_the_limit_holds(cache, t
 def test_a_block_that_is_too_large_for_the_limit_is_passed_over(cache, tmp_path):
     cache.keep(OBJECT, 0, MIB, bytes(MIB))
 
-    assert cache.find(OBJECT, 0, MIB) is None
-    assert files(tmp_path) == []
+    assert (cache.find(OBJECT, 0, MIB), files(tmp_path)) == (None, [])
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 8, b"long" * 8])
 def test_a_tally_that_is_damaged_or_gone_is_counted_anew(tmp_path, damage):
-    keep(BlockCache(str(tmp_path), MIB), *range(100))
+    keep(parts.BlockCache(str(tmp_path), MIB), *range(100))
     (tmp_path / "used").write_bytes(damage)
-    cache = BlockCache(str(tmp_path), MIB)
+    cache = parts.BlockCache(str(tmp_path), MIB)
     keep(cache, *range(100, 300))
 
     assert found(cache, 299) == [299]
@@ -316,7 +284,7 @@ def test_a_full_disk_costs_only_speed(cache, tmp_path, monkeypatch):
 
 def test_a_folder_that_is_removed_or_no_folder_costs_only_speed(tmp_path):
     folder = tmp_path / "blocks"
-    cache = BlockCache(str(folder), MIB)
+    cache = parts.BlockCache(str(folder), MIB)
     keep(cache, 0)
     shutil.rmtree(folder)
     assert found(cache, 0) == []
@@ -343,7 +311,7 @@ def test_a_link_or_a_file_that_others_may_write_is_not_read(cache, tmp_path):
 
 def test_another_process_that_makes_room_is_not_waited_for(cache, tmp_path):
     """One part of the limit is taken meanwhile, and counted at the next time."""
-    other = BlockCache(str(tmp_path), MIB)
+    other = parts.BlockCache(str(tmp_path), MIB)
     keep(cache, 0)
     with locked(str(tmp_path / "used")) as is_locked:
         assert is_locked

@@ -17,21 +17,8 @@ from hypothesis import strategies as st
 from asyncdata import JsonArraySource
 from asyncdata.errors import SourceError
 from asyncdata.sources import json_array
+from tests.support import parts
 from tests.support.examples import in_ci
-from tests.support.parts import (
-    ArrayBlocks,
-    ArrayReader,
-    Block,
-    FileChangedError,
-    FileRef,
-    Job,
-    PythonLineReader,
-    change,
-    read_block,
-    read_row,
-    split_array,
-    split_lines,
-)
 from tests.support.sources import cut, texts_of
 
 Row = tuple[int, int, bytes]
@@ -44,7 +31,7 @@ pieces = st.sampled_from(
     [b"\n", b"\r\n", b"\n\n", b" ", b"   ", b"\t", b"\r", b"\v\f", b"\x00", b"{}", b'{"a": 1}', b"x" * 20, BOM, b"\xff"]
 )
 contents = st.builds(
-    lambda mark, parts, end: mark + b"".join(parts) + end,
+    lambda mark, texts, end: mark + b"".join(texts) + end,
     st.sampled_from([b"", BOM]),
     st.lists(pieces, max_size=20) | st.lists(st.binary(max_size=8), max_size=8),
     st.sampled_from([b"", b"\n"]),
@@ -65,29 +52,29 @@ def lines_of(text: bytes, max_row_bytes: int = NO_LIMIT) -> list[Row]:
 
 
 @contextmanager
-def opened(text: bytes, grown: bytes = b"") -> Iterator[tuple[int, FileRef]]:
+def opened(text: bytes, grown: bytes = b"") -> Iterator[tuple[int, parts.FileRef]]:
     """A file that has grown since it was looked at."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(text + grown)
         file.flush()
-        yield file.fileno(), FileRef(file.name, len(text))
+        yield file.fileno(), parts.FileRef(file.name, len(text))
 
 
 def found_by_blocks(
-    fd: int, file: FileRef, block_bytes: int, slack_bytes: int, max_row_bytes: int
+    fd: int, file: parts.FileRef, block_bytes: int, slack_bytes: int, max_row_bytes: int
 ) -> tuple[list[Row], int]:
     """The rows, block after block, as workers find and read them; and the blank lines."""
     rows, num_blank = [], 0
     for start in range(0, file.num_bytes, block_bytes):
-        block = Block(0, start, min(start + block_bytes, file.num_bytes))
-        found = read_block(fd, file, block, slack_bytes, max_row_bytes)
+        block = parts.Block(0, start, min(start + block_bytes, file.num_bytes))
+        found = parts.read_block(fd, file, block, slack_bytes, max_row_bytes)
         assert len(found.data) <= 1 + block_bytes + slack_bytes, "more than its place in the slot"
         num_blank += found.num_blank
         for begin, length, inside in zip(found.starts, found.lengths, found.offsets, strict=True):
             offset = start + inside
             assert start <= offset < block.stop or offset == len(BOM), "a row of another block"
             text = b"" if length < 0 else found.data[begin : begin + length]
-            rows.append((offset, length, text if begin >= 0 else read_row(fd, file, offset, max(length, 0))))
+            rows.append((offset, length, text if begin >= 0 else parts.read_row(fd, file, offset, max(length, 0))))
     return rows, num_blank
 
 
@@ -121,8 +108,8 @@ def test_every_line_is_found_once_by_the_block_that_holds_its_first_byte(text, b
 def test_a_file_that_has_shrunk_is_told_by_its_name_and_both_its_ends(num_left, start, stop, end):
     with opened(b"one\ntwo\nthree\n") as (fd, file):
         os.truncate(fd, num_left)
-        with pytest.raises(FileChangedError) as caught:
-            read_block(fd, file, Block(0, start, stop), 0, NO_LIMIT)
+        with pytest.raises(parts.FileChangedError) as caught:
+            parts.read_block(fd, file, parts.Block(0, start, stop), 0, NO_LIMIT)
 
     assert str(caught.value).startswith(
         f"AD302 {file.path} shrank: it had 14 bytes at the start, and ends at byte {end} "
@@ -138,8 +125,8 @@ python_pieces = st.sampled_from(
 )
 
 
-def job_of(files: Any, block_bytes: int, slack_bytes: int, limit: int = NO_LIMIT) -> Job:
-    return Job(files=files, tokenize=None, max_row_bytes=limit, block_bytes=block_bytes, slack_bytes=slack_bytes)
+def job_of(files: Any, block_bytes: int, slack_bytes: int, limit: int = NO_LIMIT) -> parts.Job:
+    return parts.Job(files=files, tokenize=None, max_row_bytes=limit, block_bytes=block_bytes, slack_bytes=slack_bytes)
 
 
 @given(st.lists(python_pieces, max_size=20).map(b"".join), block_sizes, over_reads)
@@ -152,9 +139,9 @@ def test_pythons_lines_are_those_of_a_program_that_opens_the_file_as_text_and_st
     lines = [line.strip() for line in io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", errors="surrogateescape")]
     rows, num_blank = [], 0
     with opened(text) as (_, file):
-        reader = PythonLineReader(job_of([file], block_bytes, slack))
+        reader = parts.PythonLineReader(job_of([file], block_bytes, slack))
         for start in range(0, len(text), block_bytes):
-            found = reader.read_block(Block(0, start, min(start + block_bytes, len(text))), 1 << 62)
+            found = reader.read_block(parts.Block(0, start, min(start + block_bytes, len(text))), 1 << 62)
             num_blank += found.num_blank
             for begin, length, inside in zip(found.starts, found.lengths, found.offsets, strict=True):
                 rows.append(text[start + inside : start + inside + length])
@@ -165,10 +152,10 @@ def test_pythons_lines_are_those_of_a_program_that_opens_the_file_as_text_and_st
     assert num_blank == lines.count("")
 
 
-def placed(parts: Iterable[Any], limit: int = NO_LIMIT) -> list[tuple[int, Row]]:
+def placed(split: Iterable[Any], limit: int = NO_LIMIT) -> list[tuple[int, Row]]:
     return [
         (number, (offset, length, text or b""))
-        for part in parts
+        for part in split
         for number, offset, length, text in zip(
             part.numbers.tolist(), part.offsets.tolist(), part.lengths.tolist(), texts_of(part, limit), strict=True
         )
@@ -181,19 +168,19 @@ def placed(parts: Iterable[Any], limit: int = NO_LIMIT) -> list[tuple[int, Row]]
 @example(BOM + b"xxxx", [2, 2], [], 1, 0)
 @example(b"xxxx" + BOM + b"\n", [4], [], 0, 0)
 def test_lines_are_the_rows_of_a_text_that_comes_in_pieces_and_goes_on_at_any_place(text, first, second, limit, number):
-    parts = list(split_lines(cut(text, first), 0, 0, limit))
+    split = list(parts.split_lines(cut(text, first), 0, 0, limit))
 
     begin = len(BOM) * text.startswith(BOM)
     numbered = [(text.count(b"\n", begin, row[0]), row) for row in lines_of(text, limit)]
-    assert placed(parts, limit) == numbered
+    assert placed(split, limit) == numbered
     if text[begin:]:
         num_lines = text.count(b"\n", begin) + (not text.endswith(b"\n"))
-        assert sum(part.num_blank for part in parts) == num_lines - len(numbered)
-    if parts:
-        number = int(number * len(parts))
-        part = parts[number]
-        rest = split_lines(cut(text[part.offset :], second), part.offset, part.number, limit)
-        assert placed(rest, limit) == placed(parts[number:], limit)
+        assert sum(part.num_blank for part in split) == num_lines - len(numbered)
+    if split:
+        number = int(number * len(split))
+        part = split[number]
+        rest = parts.split_lines(cut(text[part.offset :], second), part.offset, part.number, limit)
+        assert placed(rest, limit) == placed(split[number:], limit)
 
 
 strings = st.text(st.sampled_from('a"\\[]{},: \né'), max_size=8)
@@ -229,13 +216,13 @@ arrays = st.builds(
 @in_ci(max_examples=40)
 @given(array=arrays, first=cuts, second=cuts, limit=st.integers(1, 30), data=st.data())
 def test_elements_are_the_rows_of_an_array_in_pieces_from_any_place(array, first, second, limit, data):
-    parts = list(split_array(cut(array.text, first), 0, 0, limit, "a.json"))
+    split = list(parts.split_array(cut(array.text, first), 0, 0, limit, "a.json"))
 
     rows = [(offset, length, text if length <= limit else b"") for offset, length, text in array.rows]
-    assert placed(parts, limit) == list(enumerate(rows))
-    if parts:
-        part = data.draw(st.sampled_from(parts))
-        rest = split_array(cut(array.text[part.offset :], second), part.offset, part.number, limit, "a.json")
+    assert placed(split, limit) == list(enumerate(rows))
+    if split:
+        part = data.draw(st.sampled_from(split))
+        rest = parts.split_array(cut(array.text[part.offset :], second), part.offset, part.number, limit, "a.json")
         assert placed(rest, limit) == list(enumerate(rows))[part.number :]
 
 
@@ -244,18 +231,15 @@ def test_elements_are_the_rows_of_an_array_in_pieces_from_any_place(array, first
     [
         (b"[1, 2", 1, "it ends within element 1, which begins at byte 4, without ']'"),
         (b'[1, {"a": "x', 1, "it ends within element 1, which begins at byte 4, without ']'"),
-        (b"[1, 2,", 2, "it ends after 2 elements, without ']'"),
-        (b"[", 0, "it ends after 0 elements, without ']'"),
+        (b"[1, 2,", 2, "it ends after 2 elements, without ']'"), (b"[", 0, "it ends after 0 elements, without ']'"),
         (b"[1, 2] x", 2, "at byte 7, after its end, there is b'x'"),
         (b"[1][2]", 1, "at byte 3, after its end, there is b'[2]'"),
-        (b"[1, , 2]", 1, "at byte 4 element 1 is missing"),
-        (b"[1, 2,]", 2, "at byte 6 element 2 is missing"),
-        (b"[,]", 0, "at byte 1 element 0 is missing"),
-        (b"[1, 2}", 1, "at byte 5 there is '}' in place of its ']'"),
+        (b"[1, , 2]", 1, "at byte 4 element 1 is missing"), (b"[1, 2,]", 2, "at byte 6 element 2 is missing"),
+        (b"[,]", 0, "at byte 1 element 0 is missing"), (b"[1, 2}", 1, "at byte 5 there is '}' in place of its ']'"),
         (b'[{"a": [1}, 2]', 0, "it ends within element 0, which begins at byte 1, without ']'"),
         (b"[{'a': 1}, {\"b\" 2} {}, 3]", 3, ""),  # a fault within an element is left to the worker
     ],
-)
+)  # fmt: skip
 def test_an_incomplete_array_is_named_after_its_elements_and_by_its_blocks(tmp_path, text, num_good, reason):
     rows, fault = found_in_one(text)
 
@@ -274,7 +258,7 @@ def found_in_one(text: bytes) -> tuple[list[tuple[int, int]], str]:
     """Offset and length of each element, as a stream finds them, and what is wrong after them."""
     found: list[tuple[int, int]] = []
     try:
-        for rows in split_array([text], 0, 0, NO_LIMIT, "PATH"):
+        for rows in parts.split_array([text], 0, 0, NO_LIMIT, "PATH"):
             found += zip(rows.offsets.tolist(), rows.lengths.tolist(), strict=True)
     except SourceError as error:
         return found, str(error)
@@ -283,20 +267,20 @@ def found_in_one(text: bytes) -> tuple[list[tuple[int, int]], str]:
 
 
 @contextmanager
-def array_of(folder: Path, block_bytes: int, limit: int = NO_LIMIT) -> Iterator[tuple[ArrayReader, ArrayBlocks]]:
+def array_of(
+    folder: Path, block_bytes: int, limit: int = NO_LIMIT
+) -> Iterator[tuple[parts.ArrayReader, parts.ArrayBlocks]]:
     blocks = JsonArraySource(str(folder), max_row_bytes=limit).open(block_bytes).as_blocks(block_bytes)
     assert blocks is not None
-    reader = ArrayReader(job_of(blocks.files, block_bytes, 10, limit), **blocks.reader.settings)
+    reader = parts.ArrayReader(job_of(blocks.files, block_bytes, 10, limit), **blocks.reader.settings)
     yield reader, blocks
     reader.close()
 
 
-def elements_of(reader: ArrayReader, blocks: ArrayBlocks, number: int, num_bytes: int = 1 << 62) -> list[Row]:
-    """The rows of a block; those that found no room in so many bytes have none."""
+def elements_of(reader: parts.ArrayReader, blocks: parts.ArrayBlocks, number: int) -> list[Row]:
     (block,) = blocks.blocks([number])
-    found = reader.read_block(block, num_bytes)
-    assert len(found.data) <= num_bytes
-    rows = list(zip(found.starts, found.lengths, found.offsets, strict=True))
+    found = reader.read_block(block, 1 << 62)
+    rows = zip(found.starts, found.lengths, found.offsets, strict=True)
     return [(block.start + offset, n, bytes(found.data[s : s + n]) if s >= 0 else b"") for s, n, offset in rows]
 
 
@@ -307,7 +291,7 @@ def test_blocks_in_any_order_have_the_elements(tmp_path_factory, data, array, bl
     (folder / "rows.json").write_bytes(array.text)
     found: dict[int, Any] = {}
     with pytest.MonkeyPatch.context() as patched, array_of(folder, block_bytes, limit) as (reader, blocks):
-        change(patched, piece_bytes_of_an_array=piece_bytes)
+        parts.change(patched, piece_bytes_of_an_array=piece_bytes)
         numbers = list(range(blocks.num_blocks))
         again = data.draw(st.lists(st.sampled_from(numbers), max_size=5))
         for number in data.draw(st.permutations(numbers)) + again:
@@ -335,7 +319,7 @@ def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, array, harm, 
     found: list[tuple[int, int]] = []
     faults: list[str] = []
     with pytest.MonkeyPatch.context() as patched, array_of(folder, block_bytes) as (reader, blocks):
-        change(patched, piece_bytes_of_an_array=piece_bytes)
+        parts.change(patched, piece_bytes_of_an_array=piece_bytes)
         for number in range(blocks.num_blocks):
             try:
                 rows = elements_of(reader, blocks, number)
@@ -355,7 +339,7 @@ def test_only_blocks_from_the_fault_on_report_it(tmp_path_factory, array, harm, 
 
 
 def test_going_back_begins_at_the_last_element_known_before_also_among_many_arrays(tmp_path, monkeypatch):
-    change(monkeypatch, most_scans_of_an_array=2)
+    parts.change(monkeypatch, most_scans_of_an_array=2)
     for number in range(4):
         (tmp_path / f"{number}.json").write_text(json.dumps([f"{number} {row:04d}" for row in range(400)]))
     asked: list[int] = []
@@ -368,7 +352,7 @@ def test_going_back_begins_at_the_last_element_known_before_also_among_many_arra
     with array_of(tmp_path, 100) as (reader, blocks):
         forwards = [elements_of(reader, blocks, number) for number in range(blocks.num_blocks)]
         assert sum(map(len, forwards)) == 1600
-        change(monkeypatch, read_a_row_of_an_array=noting)
+        parts.change(monkeypatch, read_a_row_of_an_array=noting)
         last = blocks.num_blocks - 10
         assert elements_of(reader, blocks, last) == forwards[last]
         assert min(asked) >= 2000, "not from the front"

@@ -3,16 +3,14 @@
 import json
 import os
 import sys
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from asyncdata import JsonArraySource, JsonlSource, Shuffle
-from asyncdata.errors import SourceError
-from tests.support.loaders import read_until_fault, refusal_of, rows_of, samples_of
+from tests.support.loaders import refusal_of, rows_of, samples_of
 from tests.support.parts import StreamOrder
 from tests.support.sources import frames, jsonl, members, write
 
@@ -25,16 +23,6 @@ def suffix(request) -> str:
     if request.param == "zst":
         pytest.importorskip("zstandard")
     return request.param
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three files of rows and one that is something else; one below it, one whose name looks like a glob, a link."""
-    (tmp_path / "sub" / "deep").mkdir(parents=True)
-    for name in ("b.jsonl", "a.jsonl", "c.jsonl", "notes.txt", "sub/deep/d.jsonl", "[a].txt"):
-        write(tmp_path / name, jsonl([{"name": name}]))
-    (tmp_path / "z.link").symlink_to(tmp_path / "a.jsonl")
-    return tmp_path
 
 
 def many(first: int, stop: int) -> bytes:
@@ -56,12 +44,16 @@ def ids(source: Any, **knobs: Any) -> list[int]:
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",
 )  # fmt: skip
-def test_paths_globs_and_folders_are_files_in_their_order(folder, monkeypatch, paths, expected):
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("HOME", str(folder))
+def test_paths_globs_and_folders_are_files_in_their_order(tmp_path, monkeypatch, paths, expected):
+    (tmp_path / "sub" / "deep").mkdir(parents=True)
+    for name in ("b.jsonl", "a.jsonl", "c.jsonl", "notes.txt", "sub/deep/d.jsonl", "[a].txt"):
+        write(tmp_path / name, jsonl([{"name": name}]))
+    (tmp_path / "z.link").symlink_to(tmp_path / "a.jsonl")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     found = samples_of(JsonlSource(paths))
 
-    assert [os.path.relpath(sample.source.path, folder) for sample in found] == expected
+    assert [os.path.relpath(sample.source.path, tmp_path) for sample in found] == expected
     assert all(os.path.isabs(sample.source.path) for sample in found)
 
 
@@ -165,37 +157,10 @@ def test_what_stands_between_or_after_members_and_frames_is_passed_over(tmp_path
 def test_text_that_expands_a_thousandfold_comes_in_pieces_and_stops_when_it_is_not_needed(tmp_path):
     """A decoder that is given all of it at once would hold all of it."""
     path = write(tmp_path / "a.jsonl.gz", members([(json.dumps({"id": 1}).encode() + b" " * 999 + b"\n") * 20_000]))
-    calls: list[int] = []
-
-    def check() -> None:
-        calls.append(1)
-        if len(calls) == 9:
-            raise InterruptedError
-
-    sizes: list[int] = []
+    check, sizes = Mock(side_effect=[*[None] * 8, InterruptedError]), list[int]()
     with pytest.raises(InterruptedError):
         given = JsonlSource(path).open(1024).read(StreamOrder(Shuffle(enabled=False), 0, 1), 0, None, check)
         sizes.extend(len(rows.data) for rows in given)
 
     assert max(sizes) < 1_000_000
     assert sum(sizes) > 1_000_000
-
-
-def test_a_line_that_is_cut_off_with_its_file_is_no_row(tmp_path):
-    """Nothing tells a half of a row from a whole one, where it happens to be JSON."""
-    data = zlib.compressobj(wbits=31)
-    coded = data.compress(b'{"id": 0}\n{"id": 1}') + data.flush(zlib.Z_SYNC_FLUSH)
-
-    found, error = read_until_fault(write(tmp_path / "a.jsonl.gz", coded))
-
-    assert found == [{"id": 0}]
-    assert str(error).startswith("AD121 ")
-
-
-def test_an_array_is_read_as_json_reads_it_and_a_bad_element_is_a_bad_row(tmp_path):
-    elements = [b'{"a":  "]}\\"", "b": [1,\n {"c": "\\\\"}]}', b"{}", b"-1e5", b'{"x": [[], [{}]]}', b'{"b" 2} {}']
-    path = write(tmp_path / "a.json", b"\xef\xbb\xbf \r\n[" + b" ,\n\t".join(elements) + b"\n] \n")
-
-    assert rows_of(path, bad_rows="skip") == [json.loads(elements[row]) for row in (0, 1, 3)]
-    with pytest.raises(SourceError, match="AD401"):
-        rows_of(write(tmp_path / "b.json", b" [ ] "))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -14,16 +15,12 @@ from asyncdata.errors import ConfigError, SourceError, WorkerError
 from asyncdata.workers import popen
 from tests.support.executors import NEVER_S
 from tests.support.faults import until
-from tests.support.loading import ids, row_id, write_rows
+from tests.support.loading import ids, row_id
 from tests.support.parts import EarlyForkServer, change
 from tests.support.worker_fns import Opening
 
 ROW_ID = "tests.support.loading:row_id"
-
-
-@pytest.fixture
-def path(tmp_path):
-    return write_rows(tmp_path / "rows.jsonl", 50)
+NUM_ROWS = 50  # of the fixture ``path``
 
 
 def own_threads() -> list[str]:
@@ -64,12 +61,11 @@ def test_a_loader_that_never_starts_leaves_no_process_and_no_thread(path, progre
 @pytest.mark.parametrize(
     ("source", "function", "knobs", "error"),
     [
-        ("rows.jsonl", row_id, {"batch_size": -1}, ConfigError),
-        ("nowhere.jsonl", row_id, {}, SourceError),
+        ("rows.jsonl", row_id, {"batch_size": -1}, ConfigError), ("nowhere.jsonl", row_id, {}, SourceError),
         ("rows.jsonl", lambda row: [row["id"]], {}, ConfigError),
         ("rows.jsonl", "tests.support.nowhere:fn", {}, ConfigError),
     ],
-)
+)  # fmt: skip
 def test_a_constructor_that_fails_leaves_no_process_and_no_thread(path, source, function, knobs, error):
     with pytest.raises(error):
         DataLoader(path.parent / source, tokenize_fn=function, num_workers=2, **knobs)
@@ -90,15 +86,6 @@ def test_a_loader_survives_its_thread_and_a_fork_server_that_dies_before_the_fir
     with made[0] as loader:
         assert ids(loader.get_next_batch(50)) == list(range(50))
         assert loader.statistics().worker_restarts_total == is_killed
-
-
-def test_a_function_that_fails_to_open_is_an_error_at_every_call(path, tmp_path):
-    function = Opening("waits and raises", str(tmp_path))
-    with DataLoader(path, tokenize_fn=function, num_workers=2, timeout_s=NEVER_S) as loader:
-        (tmp_path / "open").touch()
-        for _ in range(2):
-            with pytest.raises(WorkerError, match="^AD426 the tokenize function cannot be opened: FileNotFoundError"):
-                loader.get_next_batch(1)
 
 
 PROGRAM = """
@@ -127,13 +114,8 @@ os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd()); sys.path.insert(0, '')"""
 @pytest.mark.parametrize(
     ("meddle", "closed", "told"),
     [
-        ("sys.executable = None", "", THERE_IS_NONE.format(None)),
-        ("sys.executable = ''", "", THERE_IS_NONE.format("''")),
-        (
-            "sys.executable = '/nowhere/python'",
-            "",
-            "AD426 workers cannot be started: [Errno 2] No such file or directory",
-        ),
+        *((f"sys.executable = {wrong}", "", THERE_IS_NONE.format(wrong)) for wrong in ("None", "''")),
+        ("sys.executable = '/nowhere/python'", "", "AD426 workers cannot be started: [Errno 2] No such file or"),
         ("sys.path.append(b'/bytes')", "", WELL),
         ("import pathlib; sys.path.append(pathlib.Path('/path'))", "", WELL),
         (NO_FOLDER, "", WELL),
@@ -182,10 +164,7 @@ def test_a_fork_server_that_does_not_read_its_message_is_killed(monkeypatch):
 
 
 def test_without_room_for_a_thread_the_constructor_says_so(path, monkeypatch):
-    def no_thread(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     told = r"^AD426 the loader cannot start a thread \(can't start new thread\): "
     with pytest.raises(WorkerError, match=told):
         DataLoader(path, tokenize_fn=row_id, num_workers=1)
