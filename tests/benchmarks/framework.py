@@ -167,6 +167,15 @@ def ratios(above: list[float], below: list[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
+def percent(shares: list[float]) -> list[float]:
+    return [100 * share for share in shares]
+
+
+def over(one: Figures, other: Figures, key: str = "rows_per_s") -> list[float]:
+    """The ratios of this figure."""
+    return ratios(one[key], other[key])
+
+
 class Bench:
     """The inputs, and the rows and data of the figure that is being taken.
 
@@ -211,6 +220,10 @@ class Bench:
     def large(self) -> str:
         """The small one many times."""
         return self.input(self.large_mb)
+
+    def rounds(self, *calls: Callable[[], dict[str, float]], num_rounds: int = 0) -> list[Figures]:
+        """So many; or few, as of what takes long."""
+        return rounds(*calls, num_rounds=num_rounds or self.num_long_rounds)
 
     def probe(self, name: str, **arguments: Any) -> dict[str, float]:
         """One measurement of ours in a process of its own."""
