@@ -58,9 +58,7 @@ def _watch(pid: int, peak: list[int], done: threading.Event) -> None:
             pause_s = max(LOOK_EVERY_S, (time.perf_counter() - began) / LOOKING_SHARE)
 
 
-def measured(
-    command: list[str], environment: dict[str, str] | None = None, *, watched: bool = False, timeout_s: float = 900
-) -> dict[str, Any]:
+def measured(command, environment=None, *, watched=False, timeout_s=900):
     """What ``command`` prints as its last line; watched, with ``peak_pss_mb``.
 
     :raises MeasurementError: if it ends with an error, or not in time.
@@ -190,9 +188,7 @@ class Bench:
 
     num_workers = 2
 
-    def __init__(
-        self, folder: Path, tokenizer: str, peers: Path, large_mb: int, *, quick: bool, draws: bool = False
-    ) -> None:
+    def __init__(self, folder, tokenizer, peers, large_mb, *, quick, draws=False):
         self.folder, self.tokenizer, self.peers, self.quick, self.draws = folder, tokenizer, peers, quick, draws
         self.small_mb, self.fresh_mb, self.large_mb = (5, 20, 100) if quick else (50, 300, large_mb)
         self.num_rounds, self.num_long_rounds = (2, 1) if quick else (5, 3)
@@ -229,9 +225,7 @@ class Bench:
         """One measurement of ours in a process of its own."""
         return self.probe_of("tests.benchmarks.probe", name, **arguments)
 
-    def probe_of(
-        self, module: str, name: str, *, watched: bool = False, timeout_s: float = 900, **arguments: Any
-    ) -> dict[str, float]:
+    def probe_of(self, module, name, *, watched=False, timeout_s=900, **arguments):
         """One measurement by ``module``, in a process of its own."""
         command = [sys.executable, "-m", module, name, json.dumps(arguments)]
         found = measured(command, self._environment, watched=watched, timeout_s=timeout_s)

@@ -91,9 +91,7 @@ class Theirs:
 class Ours:
     """The loader, with as many workers."""
 
-    def __init__(
-        self, path: str, tokenizer: str, cache: str, max_length: int, num_workers: int, backend: str = "hf"
-    ) -> None:
+    def __init__(self, path, tokenizer, cache, max_length, num_workers, backend="hf"):
         from asyncdata import ChatTokenizeFn, DataLoader, LengthGrouping, PackedCollator, SoftPacking
 
         self.loaded_s = self.indexed_s = seconds()

@@ -197,9 +197,7 @@ class Lab:
         with self.open(rows, knobs, state) as loader:
             return difference(left, taken(loader, len(left), num_epochs))
 
-    def resumes_everywhere(
-        self, rows: Rows, knobs: Knobs, num_epochs: int = 1, stops: slice = slice(None)
-    ) -> str | None:
+    def resumes_everywhere(self, rows, knobs, num_epochs=1, stops=slice(None)):
         """None if a run that is resumed at any of its batches continues exactly; otherwise the difference."""
         whole = self.run(rows, knobs, num_epochs)
         run = self.run(rows, knobs, num_epochs, with_states=True)

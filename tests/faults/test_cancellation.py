@@ -98,9 +98,7 @@ class Ended(NamedTuple):
     is_over: bool
 
 
-async def cancelled_at(
-    point: int, moment: str, way: str, coroutine: Any, on_wait: Callable[[], object] = no_op
-) -> Ended:
+async def cancelled_at(point, moment, way, coroutine, on_wait=no_op):
     """Cancel the coroutine there, and wait for its end; ``on_wait`` is called at each of its awaits.
 
     :raises TimeoutError: if it does not end.

@@ -58,9 +58,7 @@ class Killer:
         None: all are hit the moment that they are seen.
     """
 
-    def __init__(
-        self, loader: DataLoader, number: int, seed: int, victims: Any, number_of_signal: int = signal.SIGKILL
-    ) -> None:
+    def __init__(self, loader, number, seed, victims, number_of_signal=signal.SIGKILL):
         self.num_sent = 0
         self._loader, self._number, self._victims, self._signal = loader, number, victims, number_of_signal
         self._chance = random.Random(seed)

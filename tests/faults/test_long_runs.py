@@ -68,9 +68,7 @@ class Walk:
     :ivar did: what was done.
     """
 
-    def __init__(
-        self, source: Any, kind: str, order: list[list[int]], places: dict[int, Any], at_rest: int, rank: int
-    ) -> None:
+    def __init__(self, source, kind, order, places, at_rest, rank):
         self.source, self.kind, self.order, self.places, self.rank = source, kind, order, places, rank
         self.chance, self.world_size, self.at_rest = random.Random(RESTARTS), 1 + (kind == "ranks"), at_rest
         self.at: tuple[int, int, frozenset[int]] = 0, 0, frozenset()

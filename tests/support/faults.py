@@ -75,9 +75,7 @@ class Program:
     :param is_measured: whether a run under ``coverage`` measures it too.
     """
 
-    def __init__(
-        self, *arguments: str, own_group: bool = False, is_measured: bool = True, options: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, *arguments, own_group=False, is_measured=True, options=()):
         self._mark = f"{MARK}={uuid.uuid4().hex}".encode()
         name, value = self._mark.decode().split("=")
         self._said = tempfile.TemporaryFile()

@@ -179,9 +179,7 @@ def save_sound_processor(folder: Path, family: str) -> str:
     return str(folder)
 
 
-def write_sound(
-    path: Path | str, seconds: float = 1.0, rate: int = 16_000, channels: int = 1, seed: int = 0, **settings: Any
-) -> str:
+def write_sound(path, seconds=1.0, rate=16_000, channels=1, seed=0, **settings):
     """A sound of noise, as the end of its name says."""
     import soundfile
 
@@ -268,17 +266,7 @@ VIDEO_KINDS = (
 _CODECS = {"avi": "mpeg4", "mov": "mpeg4", "webm": "libvpx"}
 
 
-def film(
-    folder: Path,
-    kind: str,
-    *,
-    num_frames: int = 24,
-    size: tuple[int, int] = (96, 64),
-    fps: Any = 8,
-    keys: int = 12,
-    turn: int = 0,
-    seed: int = 0,
-) -> str:
+def film(folder, kind, *, num_frames=24, size=(96, 64), fps=8, keys=12, turn=0, seed=0):
     """A video, each of whose frames is another; its kind is how its file is called.
 
     :param size: width and height, as the file has them.

@@ -4,7 +4,7 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
@@ -187,16 +187,8 @@ class Ranks(ExitStack):
     """
 
     def __init__(
-        self,
-        path: Path,
-        world_size: int,
-        state: dict[str, Any] | None = None,
-        batch_size: int = 1,
-        gradient_accumulation: int = 1,
-        round_up: bool | None = None,
-        exchanges: Sequence[Any] = (),
-        **knobs: Any,
-    ) -> None:
+        self, path, world_size, state=None, batch_size=1, gradient_accumulation=1, round_up=None, exchanges=(), **knobs
+    ):
         super().__init__()
         self.loaders: list[DataLoader] = []
         self.ends: list[int] = []

@@ -71,11 +71,7 @@ class Fake:
         return fast_backends.FlatIds(b"".join(pieces), ends)
 
 
-def install(
-    monkeypatch: pytest.MonkeyPatch,
-    encoders: dict[str, Callable[[], fast_backends.FlatEncoder]],
-    points: Iterable[int] = FEW,
-) -> dict[str, int]:
+def install(monkeypatch, encoders, points=FEW):
     """Make ``encoders`` the fast backends that are installed, and sweeps short ones that begin with ``points``.
 
     :return: how often each was loaded.

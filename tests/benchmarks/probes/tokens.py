@@ -30,9 +30,7 @@ def load_vocabulary(path: str, tokenizer: str, backend: str = "hf") -> dict[str,
     return {"load_s": seconds()}
 
 
-def raw(
-    path: str, tokenizer: str, backend: str, first: int, step: int, num_rows: int, num_warm_rows: int
-) -> dict[str, float]:
+def raw(path, tokenizer, backend, first, step, num_rows, num_warm_rows):
     """One of the processes: every ``step``-th row from ``first`` on, of ``num_rows`` behind ``num_warm_rows``.
 
     Waits on stdin for its start.
@@ -65,14 +63,7 @@ def _texts(path: str, first: int, step: int, num_rows: int) -> list[str]:
     return texts
 
 
-def raw_in_processes(
-    path: str,
-    tokenizer: str,
-    num_processes: int,
-    num_rows: int,
-    num_warm_rows: int = NUM_WARM_ROWS,
-    backend: str = "hf",
-) -> dict[str, float]:
+def raw_in_processes(path, tokenizer, num_processes, num_rows, num_warm_rows=NUM_WARM_ROWS, backend="hf"):
     """Rows per second of :func:`raw` in so many processes, which start together."""
     argument = {"path": path, "tokenizer": tokenizer, "backend": backend, "step": num_processes, "num_rows": num_rows}
     argument["num_warm_rows"] = num_warm_rows

@@ -44,17 +44,7 @@ class Program:
     :param method: how a child of ``multiprocessing`` starts.
     """
 
-    def __init__(
-        self,
-        loads: list[str],
-        place: str,
-        folder: str,
-        tokenizer: str = "",
-        peer: str = "",
-        world_size: int = 1,
-        rank: int = 0,
-        method: str = "",
-    ) -> None:
+    def __init__(self, loads, place, folder, tokenizer="", peer="", world_size=1, rank=0, method=""):
         self.loads, self.place, self.folder, self.tokenizer = loads, place, Path(folder), tokenizer
         self.peer, self.world_size, self.rank, self.method = peer, world_size, rank, method
 

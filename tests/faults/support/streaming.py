@@ -125,16 +125,7 @@ def _function_of(kind: str, paths: list[str]) -> Any:
     return NumberedMedia() if kind == "media" else id_and_text
 
 
-def stream(
-    paths: list[str],
-    log: str,
-    snapshot: str,
-    batch_size: int,
-    save_every: int,
-    step_s: float,
-    knobs: dict[str, Any],
-    kind: str = "files",
-) -> None:
+def stream(paths, log, snapshot, batch_size, save_every, step_s, knobs, kind="files"):
     """To the end of the data, or until somebody ends us."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     source, function = source_of(kind, paths), _function_of(kind, paths)

@@ -251,9 +251,7 @@ def preset_of(folder: Path, pieces: list[list[Any]], order: list[int], **setting
 
 
 @recorded("xtuner_preset", "xtuner")
-def _xtuner_preset(
-    folder: Path, lengths: list[list[int]], preset: dict[str, Any], world_size: int, batch: int
-) -> list[Any]:
+def _xtuner_preset(folder, lengths, preset, world_size, batch):
     """By rank, two epochs of the tokens of each pack, without padding."""
     given = preset_of(folder, **preset)
     firsts = np.cumsum([0, *map(len, lengths)]).tolist()
