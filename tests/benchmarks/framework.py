@@ -194,8 +194,7 @@ class Bench:
         self.num_rounds, self.num_long_rounds = (2, 1) if quick else (5, 3)
         self.fast_backends = installed()
         self.backends = ["hf", *self.fast_backends]
-        self.rows: list[Row] = []
-        self.data: dict[str, Any] = {}
+        self.rows, self.data = [], {}
         settings = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._environment = {"XDG_CACHE_HOME": str(folder / "cache"), **settings}
 

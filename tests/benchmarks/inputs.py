@@ -35,8 +35,7 @@ tokens: what the contestants do with those differs."""
 @cache
 def _words() -> tuple[list[str], list[str]]:
     """The running words of the standard library: of its docstrings, and of its sources."""
-    docstrings: list[str] = []
-    sources: list[str] = []
+    docstrings, sources = [], []
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
     for path in sorted(root.rglob("*.py")):

@@ -39,8 +39,7 @@ def second_resume(lab: Lab) -> str | None:
     """The state froze at the first resume, so the second began at the start. Here a new loader takes each batch."""
     rows, knobs = lab.data(), Knobs()
     whole = lab.run(rows, knobs).rows
-    found: list[int] = []
-    state = None
+    found, state = [], None
     for _ in range(_MAX_LINKS):
         with lab.open(rows, knobs, state) as loader:
             found += taken(loader, 1)
@@ -224,8 +223,7 @@ def exclusions(lab: Lab) -> str | None:
 
 def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]:
     """The rows to the end of the epoch, each batch reported: every third is solved; with states, all are."""
-    rows: list[int] = []
-    num_ends = 0
+    rows, num_ends = [], 0
     while num_ends < 2:  # the first end may be that of the interrupted epoch
         try:
             batch = [seen.row for seen in loader.next_batch()]
@@ -253,8 +251,7 @@ def other_weights(lab: Lab) -> str | None:
     lab.require("mixture")
     rows = lab.parts(len(_WEIGHTS), _PART_ROWS)
     knobs = Knobs(weights=_WEIGHTS)
-    before: list[int] = []
-    states: dict[int, str] = {}
+    before, states = [], {}
     with lab.open(rows, knobs) as loader:
         while len(states) < 4:
             before += taken(loader, 2 * knobs.batch_size)

@@ -264,8 +264,7 @@ def resumes_after_a_kill(lab: Lab, rows: Rows, knobs: Knobs) -> str | None:
     """What is wrong with a run that is killed with SIGKILL after some batches and then resumed; None: nothing."""
     lab.require(*sorted(knobs.needs()))
     whole = lab.run(rows, knobs, 1).rows
-    before: list[int] = []
-    state = None
+    before, state = [], None
     with _child(lab, rows, knobs, None) as lines:
         for line in lines:
             batch = json.loads(line)

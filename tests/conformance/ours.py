@@ -9,9 +9,8 @@ from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle, __vers
 from tests.conformance.lab import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from asyncdata import Sample
     from tests.conformance.lab import Knobs, Rows
 
 
@@ -69,8 +68,7 @@ class _Loader:
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._epoch: Iterator[list[Sample]] | None = None
-        self._batch: list[Sample] = []
+        self._epoch, self._batch = None, []
 
     def next_batch(self) -> list[Seen]:
         if self._epoch is None:

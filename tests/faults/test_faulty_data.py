@@ -137,8 +137,7 @@ def test_a_read_that_fails_is_named_and_a_resume_goes_on_with_the_next_sample(wa
     places = sorted({1 + place * quiet.number // READ_ROUNDS for place in range(READ_ROUNDS)})
     paths = [source] if isinstance(source, str) else source
     for place in places:
-        found: list[tuple[Any, ...]] = []
-        state, loader = None, None
+        found, state, loader = [], None, None
         with faulty(fail_at=place, error=error) as reads:
             try:
                 with opened(source, **knobs) as loader:
@@ -334,8 +333,7 @@ def make(source: object, num_workers: int = 0, **knobs: Any) -> DataLoader:
 def stream(proxy: FaultProxy, num_faults: int, num_workers: int, chance: random.Random, **knobs: Any) -> Run:
     """Deliver until the proxy has made so many faults; after an error, resume in a new loader."""
     source = JsonlSource(f"{proxy.url}/rows.jsonl?{SECRET}", storage_options={"retry_timeout_s": NEVER_S})
-    found: list[list[int]] = []
-    errors, kills, state = [], 0, ""
+    found, errors, kills, state = [], [], 0, ""
     while proxy.num_faults < num_faults:
         try:
             loader = make(source, num_workers, **knobs)

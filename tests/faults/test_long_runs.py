@@ -72,8 +72,7 @@ class Walk:
         self.source, self.kind, self.order, self.places, self.rank = source, kind, order, places, rank
         self.chance, self.world_size, self.at_rest = random.Random(RESTARTS), 1 + (kind == "ranks"), at_rest
         self.at: tuple[int, int, frozenset[int]] = 0, 0, frozenset()
-        self.states: list[tuple[Any, tuple[int, int, frozenset[int]]]] = []
-        self.did: list[str] = []
+        self.states, self.did = [], []
 
     def run(self, num_restarts: int, meetings: dict[int, Meeting]) -> None:
         number = 0

@@ -335,8 +335,7 @@ class _Tracer:
 
     def __init__(self, point: int) -> None:
         self.left = point
-        self._last: dict[FrameType, str] = {}
-        self._callers: set[FrameType | None] = set()
+        self._last, self._callers = {}, set()
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         caller = frame.f_back

@@ -239,9 +239,7 @@ class Outcome(NamedTuple):
 def deliver(source: Any, tokenize_fn: Any = None, *, epochs: int | None = 1, size: int = 1, **knobs: Any) -> Outcome:
     """Everything that a loader gives, one by one; errors at its making count as well."""
     settings = {"shuffle": False, "num_workers": 0, "timeout_s": NEVER_S, "epochs": epochs} | knobs
-    samples: list[Any] = []
-    error: Exception | None = None
-    statistics = None
+    samples, error, statistics = [], None, None
     with capture_logs() as events:
         try:
             with DataLoader(source, tokenize_fn=tokenize_fn or prompts(), **settings) as loader:

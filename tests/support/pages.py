@@ -115,14 +115,8 @@ class ReadPage(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.tables: dict[str, list[list[str]]] = {}
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.data: list[dict[str, Any]] = []
-        self.text = ""
-        self._shown: dict[str, list[str]] = {}
-        self._section: list[str] = []
-        self._open: list[tuple[str, dict[str, str | None]]] = []
-        self._rows: list[list[str]] = []
+        self.tables, self.tags, self.data, self.text = {}, [], [], ""
+        self._shown, self._section, self._open, self._rows = {}, [], [], []
 
     def shown(self, section: str) -> str:
         """A section as lines of text, in which tables have a bar between their cells; ``data``: the samples."""

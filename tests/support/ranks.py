@@ -190,9 +190,7 @@ class Ranks(ExitStack):
         self, path, world_size, state=None, batch_size=1, gradient_accumulation=1, round_up=None, exchanges=(), **knobs
     ):
         super().__init__()
-        self.loaders: list[DataLoader] = []
-        self.ends: list[int] = []
-        self.num_steps = 0
+        self.loaders, self.ends, self.num_steps = [], [], 0
         knobs |= {"batch_size": batch_size}
         settings = {"gradient_accumulation": gradient_accumulation, "round_up": round_up}
         with ExitStack() as stack:

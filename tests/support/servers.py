@@ -289,10 +289,7 @@ class HubServer(HttpServer):
         super().__init__(self._serve_hub)
         self.asked: list[str] = []
         self._token = token
-        self._commits: dict[str, dict[str, dict[str, bytes]]] = {}
-        self._heads: dict[str, str] = {}
-        self._buckets: dict[str, dict[str, bytes]] = {}
-        self._signature = 0
+        self._commits, self._heads, self._buckets, self._signature = {}, {}, {}, 0
 
     def commit(self, name: str, files: Mapping[str, bytes]) -> str:
         """Make these files the newest commit of the data set's ``main``; return the commit's name."""

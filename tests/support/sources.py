@@ -33,9 +33,7 @@ class ListStream(RowStream):
         self.has_states = has_states
         self.fault = fault
         self.fault_at = len(self.rows) if fault_at is None else fault_at
-        self.reads: list[tuple[int, Any]] = []
-        self.num_given = 0
-        self.num_open = 0
+        self.reads, self.num_given, self.num_open = [], 0, 0
         self.on_row: Callable[[int], object] = bool
 
     def read(self, order, epoch, state, check):
@@ -74,8 +72,7 @@ def rows_of(texts, number, max_row_bytes, state, has_state=True):
 
 def texts_of(found: Any, max_row_bytes: int = 1 << 30) -> list[bytes | None]:
     """The rows in ``data``; None for those that are too long to be there."""
-    texts: list[bytes | None] = []
-    start = 0
+    texts, start = [], 0
     for length in found.lengths.tolist():
         texts.append(found.data[start : start + length] if length <= max_row_bytes else None)
         start += length + 1 if length <= max_row_bytes else 0

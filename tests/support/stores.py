@@ -40,8 +40,7 @@ class HttpHost(HttpServer):
 
     def __init__(self) -> None:
         super().__init__(self._answered)
-        self.objects: dict[str, bytes] = {}
-        self.requests: list[Request] = []
+        self.objects, self.requests = {}, []
         self.answer: Callable[[Request], Answer | None] = lambda _: None
 
     def put(self, path: str, data: bytes) -> str:

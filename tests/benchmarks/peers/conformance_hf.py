@@ -6,7 +6,7 @@ The loop keeps the number of the epoch beside the state, as trainers do.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -64,8 +64,7 @@ class _Loader:
     def __init__(self, rows: Any, batch_size: int) -> None:
         self._rows = rows
         self._batch_size = batch_size
-        self._epoch = 0
-        self._iterator: Iterator[dict[str, Any]] | None = None
+        self._epoch, self._iterator = 0, None
 
     def next_batch(self) -> list[Seen]:
         if self._iterator is None:

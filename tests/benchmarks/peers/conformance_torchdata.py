@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +76,7 @@ class _Loader:
     def __init__(self, loader: Any, rows: Any) -> None:
         self._loader = loader
         self._rows = rows
-        self._epoch = 0
-        self._iterator: Iterator[list[Seen]] | None = None
+        self._epoch, self._iterator = 0, None
 
     def next_batch(self) -> list[Seen]:
         if self._iterator is None:

@@ -150,8 +150,7 @@ class Audit:
     """Counts events that only code of a file could cause, while it is on."""
 
     def __init__(self) -> None:
-        self.is_on = False
-        self.num_events = 0
+        self.is_on, self.num_events = False, 0
         self._thread = threading.get_ident()  # those of the service import what they need, whatever is restored
         sys.addaudithook(self._hear)
 

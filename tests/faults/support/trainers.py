@@ -117,8 +117,7 @@ def storm(path: str, number: int, most: int, knobs: dict[str, Any]) -> dict[str,
         interrupts, loop = Interrupts(seed=1), iter(loader)
         while interrupts.num_raised < number:
             way, size = chance.randrange(3), chance.choice([1, 5, 40, 300])
-            groups: list[list[Any]] = []
-            batch: list[Any] = []
+            groups, batch = [], []
             try:
                 try:
                     interrupts.armed = most
@@ -145,8 +144,7 @@ def group(path: str, number: int, knobs: dict[str, Any]) -> dict[str, Any]:
 
     The handler only counts: this is about the workers, and a KeyboardInterrupt could come in any statement of ours.
     """
-    found: list[list[int]] = []
-    raised: list[int] = []
+    found, raised = [], []
     signal.signal(signal.SIGINT, lambda number, frame: raised.append(number))
     with DataLoader(path, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=NEVER_S, **knobs) as loader:
         sys.stdout.write("go\n")

@@ -147,8 +147,7 @@ def worked(source: Any, operations: list[Any], reopened: Callable[[Any], Any] = 
 
     :param reopened: what is done to the source after each tenth.
     """
-    out: list[Any] = []
-    found: list[Any] = []
+    out, found = [], []
     for number, operation in enumerate(operations):
         groups = []
         if isinstance(operation, int):
