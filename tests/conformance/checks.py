@@ -3,20 +3,25 @@
 A check is called with a :class:`~tests.conformance.lab.Lab` and returns what is wrong, or None.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from tests.conformance.lab import Knobs, Lab, NotApplicableError, difference, raised, resumes_after_a_kill, saved, taken
+from tests.conformance.lab import (
+    Adapter,
+    Knobs,
+    Lab,
+    Loader,
+    NotApplicableError,
+    difference,
+    raised,
+    resumes_after_a_kill,
+    saved,
+    taken,
+)  # fmt: skip
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tests.conformance.lab import Adapter, Loader
-
-    Body = Callable[[Lab], str | None]
+Body = Callable[[Lab], str | None]
 
 _SHUFFLED = Knobs(shuffle=True)
 _MAX_LINKS = 6

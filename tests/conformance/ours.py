@@ -1,17 +1,11 @@
 """The adapter of asyncdata itself. It passes every check."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle, __version__
-from tests.conformance.lab import Seen
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.conformance.lab import Knobs, Rows
+from tests.conformance.lab import EpochByEpoch, Knobs, Rows, Seen
 
 
 def every_1(rows: list[dict[str, Any]], keep_every: int = 1) -> list[dict[str, Any] | None]:
@@ -40,7 +34,7 @@ class AsyncData:
     name, version = "asyncdata", __version__
     lacks: Mapping[str, str] = {}
 
-    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+    def open(self, rows: Rows, knobs: Knobs) -> EpochByEpoch:
         """A loader over the files of ``rows``."""
         loader = DataLoader(
             _mixture(rows.paths, knobs.weights) if knobs.weights else rows.paths,
@@ -63,22 +57,17 @@ def _mixture(paths: list[str], weights: tuple[float, ...]) -> Mix:
     return Mix(parts, on_mix_change="apply")
 
 
-class _Loader:
+class _Loader(EpochByEpoch):
     """As :class:`~tests.conformance.lab.Loader`."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._epoch, self._batch = None, []
+
+    def begin(self) -> Iterator[Any]:
+        return iter(self._loader)
 
     def next_batch(self) -> list[Seen]:
-        if self._epoch is None:
-            self._epoch = iter(self._loader)
-        try:
-            self._batch = next(self._epoch)
-        except StopIteration:
-            self._epoch = None
-            raise
-
+        self._batch = super().next_batch()
         return [Seen(int(sample.tokens[0]), sample.metadata["worker"]) for sample in self._batch]
 
     def report(self, solved: Mapping[int, bool]) -> None:

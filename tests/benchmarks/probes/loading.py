@@ -35,9 +35,9 @@ def loader(path: str, tokenizer: str, backend: str = "hf", kind: str = "prompt",
     if tokenizer == BYTES:
         return DataLoader(source, tokenize_fn="tests.benchmarks.probes.loading:byte_tokens", **knobs)
 
-    from tests.benchmarks.backends import KINDS
+    from tests.benchmarks.backends import tokenize_fn
 
-    return DataLoader(source, tokenize_fn=KINDS[kind](tokenizer, backend), **knobs)
+    return DataLoader(source, tokenize_fn=tokenize_fn(kind, tokenizer, backend), **knobs)
 
 
 @contextlib.contextmanager
