@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 
 from asyncdata import DataLoader, Limits, Mix, Part
 from tests.faults.support.streaming import PACKS, Log, delivered, entry, num_lines, read_log, with_media
+from tests.support import loaders
 from tests.support.faults import Program, num_rounds, record, until
-from tests.support.loading import NEVER_S, SHUFFLE, id_and_text, order_of, write_rows
+from tests.support.loading import NEVER_S, id_and_text, order_of, write_rows
 from tests.support.parts import change
 from tests.support.sources import frames, write
 
@@ -30,8 +32,7 @@ DENSE_KILLS = min(16, num_rounds(quick=12, full=16))  # with the waits between t
 NUM_ROWS = 2000
 
 
-def make(source: Path | Mix, tokenize_fn: Any = id_and_text, **knobs: Any) -> DataLoader:
-    return DataLoader(source, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "timeout_s": NEVER_S} | knobs)
+make = partial(loaders.make, tokenize_fn=id_and_text)
 
 
 def pids(loader: DataLoader, *states: str) -> list[int]:
@@ -213,14 +214,10 @@ class Chain:
         folder.mkdir()
         self.logs: list[Log] = []
         self._folder, self._kind, self._chance = folder, kind, chance
-        self._paths = [
-            str(
-                coded(
-                    write_rows(folder / f"{part}.jsonl", len(ids), {i: {"id": id_} for i, id_ in enumerate(ids)}), kind
-                )
-            )
-            for part, ids in enumerate(ids_of(kind))
-        ]
+        self._paths = []
+        for part, ids in enumerate(ids_of(kind)):
+            special = {number: {"id": id_} for number, id_ in enumerate(ids)}
+            self._paths.append(str(coded(write_rows(folder / f"{part}.jsonl", len(ids), special), kind)))
 
     def settings(self, log, **knobs: Any) -> dict[str, Any]:
         chance = self._chance

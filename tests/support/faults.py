@@ -192,52 +192,35 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 _IN_ORDER: dict[str, float] = {"lost": 0, "repeated": 0, "out_of_order": 0}
+_LEAKS = ("fds", "threads", "children", "shared_memory", "temporary_files")
+_NAMED: dict[str, float] = {"lost": 0, "repeated": 0, "unnamed": 0}
 
 TARGETS = {
     "R1": Target("kill -9 and SIGSTOP of random workers", {"kills": 200}, _IN_ORDER),
     "RAY": Target(
-        "kill -9 of actors on a Ray cluster, and lost nodes", {"kills": 60, "nodes": 10}, {**_IN_ORDER, "left": 0}
-    ),
+        "kill -9 of actors on a Ray cluster, and lost nodes", {"kills": 60, "nodes": 10}, {**_IN_ORDER, "left": 0}),
     "R2": Target("SIGKILL of the whole process, and resume", {"kills": 200}, _IN_ORDER),
     "R3": Target("one order: workers x dp x buffer x batch x loop", {"settings": 324}, {"other_digests": 0}),
     "R4": Target("a snapshot's writer dies at each of its calls", {"deaths": 1000}, {"unreadable": 0, "too_old": 0}),
-    "R5": Target(
-        "damaged and foreign files given to restore",
-        {"files": 10_000},
-        {"accepted": 0, "other_errors": 0, "code_runs": 0, "peak_mb": 50},
-    ),
+    "R5": Target("damaged and foreign files given to restore", {"files": 10_000},
+                 {"accepted": 0, "other_errors": 0, "code_runs": 0, "peak_mb": 50}),
     "R7": Target("SIGKILL of the trainer; its workers are gone", {"kills": 100}, {"left": 0, "gone_s": 2}),
-    "R8": Target(
-        "cancelled at each await of each public coroutine",
-        {"cancels": 1000},
-        {"lost": 0, "repeated": 0, "leaked_tasks": 0, "hangs": 0},
-    ),
+    "R8": Target("cancelled at each await of each public coroutine", {"cancels": 1000},
+                 {"lost": 0, "repeated": 0, "leaked_tasks": 0, "hangs": 0}),
     "R9": Target("KeyboardInterrupt and timeouts in a call", {"interrupts": 1000}, _IN_ORDER),
-    "R10": Target(
-        "a long run: memory and everything that can leak",
-        {"samples": 1_000_000},
-        {"rss_mb_per_100k": 1, "fds": 0, "threads": 0, "children": 0, "shared_memory": 0, "temporary_files": 0},
-    ),
+    "R10": Target("a long run: memory and everything that can leak", {"samples": 1_000_000},
+                  {"rss_mb_per_100k": 1, **dict.fromkeys(_LEAKS, 0)}),
     "R11": Target("a program ends, in whatever way", {"exits": 100}, {"hangs": 0, "left": 0, "exit_s": 1}),
     "R12": Target("restore at position 10 M; a snapshot's pause", {"position": 1e7}, {"restore_s": 1, "pause_ms": 5}),
     "R13": Target(
-        "a hang is an error that names it; a row is tried twice", {"hangs": 3}, {"beyond_timeout_s": 1, "unnamed": 0}
-    ),
+        "a hang is an error that names it; a row is tried twice", {"hangs": 3}, {"beyond_timeout_s": 1, "unnamed": 0}),
     "R14": Target("steps of state machines, each beside its model", {"steps": 1_000_000}, {"counterexamples": 0}),
-    "WAKE": Target(
-        "restarts in random places, with delays at every await and every callback",
-        {"restarts": 1000},
-        {"out_of_order": 0, "hangs": 0, "left": 0},
-    ),
-    "IO": Target(
-        "reads that fail, come short, late or changed", {"faults": 500}, {"lost": 0, "repeated": 0, "unnamed": 0}
-    ),
-    "STORE": Target(
-        "requests to a store that fail, are cut, or are answered with other bytes",
-        {"faults": 500, "kills": 20},
-        {"lost": 0, "repeated": 0, "unnamed": 0},
-    ),
-}
+    "WAKE": Target("restarts in random places, with delays at every await and every callback", {"restarts": 1000},
+                   {"out_of_order": 0, "hangs": 0, "left": 0}),
+    "IO": Target("reads that fail, come short, late or changed", {"faults": 500}, _NAMED),
+    "STORE": Target("requests to a store that fail, are cut, or are answered with other bytes",
+                    {"faults": 500, "kills": 20}, _NAMED),
+}  # fmt: skip
 _WORST = ("_mb_per_100k", "_ms", "_mb", "_s", "position")
 """Counts whose names end so are not added up: the largest of them counts."""
 
@@ -326,7 +309,6 @@ def delayed(seed: int) -> Iterator[dict[Any, int]]:
             threading.setprofile(None)  # type: ignore[arg-type]
 
 
-_FOLDER = asyncdata.__path__[0]
 _WEAK = frozenset({_weakrefset.__file__, weakref.__file__})
 
 
@@ -366,7 +348,7 @@ class _Tracer:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_FOLDER)
+    return frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def _is_finalizer(frame: FrameType) -> bool:

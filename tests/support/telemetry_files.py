@@ -69,23 +69,15 @@ def interval(rank: int, number: int, elapsed: int, groups: int, own: int) -> Int
     delivered = {"samples": 4 * groups, "groups": groups, "tokens": 100 * groups}
     delivered["lengths"] = {54: own // 2, 91: own // 4, 861: own - own // 2 - own // 4}
     delivered["by_source"] = {"math": of_source(math, 0.75), "code": of_source(code, 0.25)}
-    left = {
-        "dropped": {"too long": groups // 10, "bad row AD421": 1},
-        "noted": {"truncated": groups // 20},
-        "bad_rows": 1,
-    }
+    left = {"dropped": {"too long": groups // 10, "bad row AD421": 1}, "noted": {"truncated": groups // 20}}
+    left["bad_rows"] = 1
     waited = {"start": min(0.5, float(elapsed)), "tokenize": 0.25 * elapsed * (1 + rank), "read": 0.1 * elapsed}
     calls = {"calls": 10 * elapsed, "waits": elapsed + rank, "wait_s": waited, "step_s": 4.0 * elapsed}
     calls["step_ms"], calls["wait_ms"] = {380: 8 * elapsed, 431: 2 * elapsed}, {362: elapsed}
     ready = {"ready": 8 if rank else 120, "capacity": 1000, "in_flight": 64, "has_no_room": rank == 0, "buffered": 3}
     work = {"workers": 4, "busy": 2 + rank, "work_s": 8.0 * elapsed, "lost": {"queue": 1} if elapsed > 2 else {}}
-    groups_ = {
-        "returned": 5 * elapsed,
-        "staleness": {0: 2 * elapsed, 8: 3 * elapsed},
-        "version_lags": {1: elapsed},
-        "degenerate": 2 * elapsed,
-    }
-    groups_["group_sizes"] = {4: 9 * elapsed, 3: elapsed}
+    groups_ = {"returned": 5 * elapsed, "degenerate": 2 * elapsed, "group_sizes": {4: 9 * elapsed, 3: elapsed}}
+    groups_ |= {"staleness": {0: 2 * elapsed, 8: 3 * elapsed}, "version_lags": {1: elapsed}}
     at = {"at": BEGAN + number * 1000 + elapsed * INTERVAL_S, "elapsed_s": elapsed * INTERVAL_S, "begins": elapsed == 0}
     more: dict[str, Any] = {**at, **delivered, **left, **calls, **ready, **work, **groups_}
     return Interval(place=place(groups), **more)
@@ -143,12 +135,8 @@ def write_hostile_run(folder: Path) -> None:
     """Every text of every record is hostile."""
     reason = {HOSTILE: 3}
     names: dict[str, Any] = dict.fromkeys(("library", "host", "tokenizer"), HOSTILE)
-    names |= {
-        "tokenizers": {HOSTILE: TokenizerName(HOSTILE)},
-        "sources": [HOSTILE],
-        "files": [HOSTILE],
-        "config": {HOSTILE: HOSTILE, "values": [HOSTILE]},
-    }
+    names |= {"tokenizers": {HOSTILE: TokenizerName(HOSTILE)}, "sources": [HOSTILE], "files": [HOSTILE]}
+    names["config"] = {HOSTILE: HOSTILE, "values": [HOSTILE]}
     header = msgspec.structs.replace(start(), packing={"kind": HOSTILE}, **names)
     part = SourceCounts(samples=80, dropped=reason, noted=reason, target=1.0)
     counts: dict[str, Any] = dict.fromkeys(("dropped", "noted", "unpacked", "lost"), reason)
@@ -167,9 +155,8 @@ def write_hostile_run(folder: Path) -> None:
 
 def write_packed_run(folder: Path) -> None:
     """A run without a mixture, without scores, of packs of 1000 tokens that become fuller."""
-    header = msgspec.structs.replace(
-        start(), sources=[], mix_by="", group_size=1, packing={"max_length": 1000}, pack_length=1000
-    )
+    packed = {"packing": {"max_length": 1000}, "pack_length": 1000}
+    header = msgspec.structs.replace(start(), sources=[], mix_by="", group_size=1, **packed)
     nothing: dict[str, Any] = dict.fromkeys(("by_source", "staleness", "group_sizes", "version_lags"), {})
     nothing |= {"degenerate": 0, "returned": 0}
     steps = [(0, 0, 0), (1, 10, 8_000), (2, 20, 17_500)]

@@ -248,9 +248,7 @@ def soak(path: str, way: str, num_samples: int) -> dict[str, Any]:
     return {"samples": done, "slope": slope, "left": left, "seconds": seconds}
 
 
-TRAINERS: dict[str, Any] = {
-    function.__name__: function for function in (waiting, without_a_cluster, storm, group, soak)
-}
+TRAINERS = {function.__name__: function for function in (waiting, without_a_cluster, storm, group, soak)}
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])

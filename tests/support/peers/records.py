@@ -147,11 +147,7 @@ def tool_model(*, defers: bool = False) -> Any:
     :param defers: as later releases have it, with a field that is left out where it is not set.
     """
     pydantic = pytest.importorskip("pydantic", reason="the stand-in for sglang needs pydantic")
-    fields: dict[str, Any] = {
-        "description": (str | None, None),
-        "name": (str, ...),
-        "parameters": (object | None, None),
-    }
+    fields = {"description": (str | None, None), "name": (str, ...), "parameters": (object | None, None)}
     fields["strict"] = (bool, False)
     if not defers:
         function = pydantic.create_model("Function", **fields)
