@@ -59,10 +59,7 @@ def _watch(pid: int, peak: list[int], done: threading.Event) -> None:
 
 
 def measured(command, environment=None, *, watched=False, timeout_s=900):
-    """What ``command`` prints as its last line; watched, with ``peak_pss_mb``.
-
-    :raises MeasurementError: if it ends with an error, or not in time.
-    """
+    """What ``command`` prints as its last line; watched, with ``peak_pss_mb``."""
     peak, done = [0], threading.Event()
     options: dict[str, Any] = {"cwd": ROOT, "env": os.environ | (environment or {}), "text": True}
     with (
@@ -115,12 +112,7 @@ at_least, at_most = partial(Goal, ">="), partial(Goal, "<=")
 
 @dataclass
 class Row:
-    """A line of the table.
-
-    :ivar code: S1 to S20, and S2b.
-    :ivar values: a value a round; empty where nothing was measured, and ``note`` says why.
-    :ivar is_reached: None where there is no goal.
-    """
+    """A line of the table: a value a round, or a note why there is none. Without a goal, ``is_reached`` is None."""
 
     code: str
     what: str
@@ -175,16 +167,8 @@ def over(one: Figures, other: Figures, key: str = "rows_per_s") -> list[float]:
 
 
 class Bench:
-    """The inputs, and the rows and data of the figure that is being taken.
-
-    :param folder: for inputs, and for what the library keeps between runs.
-    :param peers: where the peers' environments are kept.
-    :param quick: small inputs and few rounds: whether everything runs, not how fast.
-    :param draws: also measure what only the plots show.
-    :ivar num_workers: of ours and of every peer's.
-    :ivar backends: tokenizer backends of this build, ``hf`` first.
-    :ivar data: figures behind the plots.
-    """
+    """The inputs, and the rows and data of the figure that is being taken. ``quick`` ones tell whether everything runs,
+    and not how fast; ``data`` is for the plots, some of it only if it ``draws``."""
 
     num_workers = 2
 

@@ -88,10 +88,7 @@ class Cut:
 
 
 async def cancelled_at(point, moment, way, coroutine, on_wait=no_op):
-    """Cancel the coroutine there, and wait for its end; ``on_wait`` is called at each of its awaits.
-
-    :return: its result, whether it was cancelled, and whether it had fewer awaits than it was to be cancelled at.
-    """
+    """Cancel the coroutine there; its result, whether it was cancelled, and whether it had fewer awaits than that."""
     cut = Cut(coroutine, point, on_wait, is_late=moment == MOMENTS[1])
     result, was_cut = None, True
 

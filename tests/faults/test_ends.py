@@ -146,10 +146,7 @@ TORCHRUN = ["closed", "closed, destroyed", "left open", "left open, destroyed", 
 
 
 def job(folder: Path, num_ranks: int, *ways: str) -> tuple[int, str, list[str]]:
-    """The status of torchrun, what it says, and what each rank says.
-
-    :param ways: of each pair of ranks, or of all together.
-    """
+    """The status of torchrun, what it says, and what each rank says; each pair of ranks has a way, or all have one."""
     pytest.importorskip("torch")
     path = write(folder / "rows.jsonl", lengths(60_000, 40))
     torchrun = "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--redirects", "3"

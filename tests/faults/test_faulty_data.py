@@ -43,10 +43,7 @@ READ_WAYS["a JSONL file, by its index"] = ("a JSONL file", {"shuffle": "full", "
 
 
 class Reads:
-    """Reads of the library in this process: ``short`` or ``slow`` ones, or one that fails.
-
-    :param fail_at: the number of the read that raises ``error``, from 1.
-    """
+    """Reads of the library in this process: ``short`` or ``slow`` ones, or one that fails, counted from 1."""
 
     def __init__(self, how: str = "", fail_at: int = 0, error: OSError | None = None) -> None:
         self.number = self.num_faults = 0

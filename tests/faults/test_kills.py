@@ -53,11 +53,8 @@ def family(loader: DataLoader) -> list[int]:
 
 
 class Killer:
-    """Sends ``number`` signals to processes of the pool, from a thread.
-
-    :param victims: the processes of which one is chosen each time, at a random instant after something was delivered;
-        None: all are hit the moment that they are seen.
-    """
+    """Sends ``number`` signals from a thread: to one of the ``victims`` each time, at a random instant after something
+    was delivered; None: to all processes of the pool, the moment that they are seen."""
 
     def __init__(self, loader, number, seed, victims, number_of_signal=signal.SIGKILL):
         self.num_sent = 0
@@ -313,10 +310,7 @@ def write_waiting(folder) -> str:
 
 
 def kill_trainer(folder, doing: str, chance: random.Random, *, forks: bool = False) -> tuple[int, float]:
-    """How many workers there were when it was killed, and how long they took to be gone.
-
-    :param forks: whether it has forked a child, which lives on.
-    """
+    """How many workers there were when it was killed, and how long they took to be gone; a child may live on."""
     path, began, ready = write_waiting(folder), folder / "began", folder / "ready"
     state = "none" if doing == "not asked for yet" else "idle" if doing.startswith("idle") else "busy"
     settings = {"do": "waiting", "path": path, "tokenize_fn": BUSY[doing], "ready": str(ready), "state": state}

@@ -59,14 +59,8 @@ def source_of_kind(kind: str, folder: Path) -> Any:
 
 
 class Walk:
-    """A loader that is restarted; and a model of it: the row of the order that comes next, and who is left out.
-
-    :param order: the ids of each epoch.
-    :param places: where each row lies.
-    :param at_rest: the slots that a loader has in use at the end of its data.
-    :param rank: of two, if there are meetings.
-    :ivar did: what was done.
-    """
+    """A loader that is restarted; and a model of it: the row of the order that comes next, and who is left out. The
+    order is the ids of each epoch; ``at_rest``, at the end of its data, it has so many slots in use."""
 
     def __init__(self, source, kind, order, places, at_rest, rank):
         self.source, self.kind, self.order, self.places, self.rank = source, kind, order, places, rank

@@ -183,10 +183,8 @@ def order_view(source, rows_per_epoch=None, **changes):
 
 
 def trainer_of(**changes):
-    """What ``attach`` uses of transformers' ``Trainer``; and with ``num_generations`` TRL's that group prompts.
-
-    ``tp``, ``cp`` and ``sp`` are the sizes of its tensor, context and sequence parallelism.
-    """
+    """What ``attach`` uses of transformers' ``Trainer``, which has sizes of its tensor (``tp``), context and sequence
+    parallelism; with ``num_generations`` TRL's that group prompts."""
     arguments = {"max_steps": STEPS, "world_size": 1, "process_index": 0, "gradient_accumulation_steps": 1}
     arguments |= {"generation_batch_size": 4, "steps_per_generation": 1, "output_dir": "out", "num_train_epochs": 3}
     groups = {name: changes.pop(name) for name in ("num_generations", "num_iterations") if name in changes}

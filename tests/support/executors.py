@@ -199,10 +199,7 @@ class BadRow(str):
 
 
 def chunk_of(*rows, first=START, ends_epoch=False, path="rows.jsonl", columns=None):
-    """A chunk of these rows: tokens are kept, a word is why one is dropped, a BadRow is bad.
-
-    :param columns: the same for every row that is kept.
-    """
+    """A chunk of these rows: tokens are kept, with these ``columns``, a word is why one is dropped, a BadRow is bad."""
     out = ColumnWriter()
     encoded = {name: json.dumps(value).encode() for name, value in (columns or {}).items()}
     for number, row in enumerate(rows):

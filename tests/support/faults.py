@@ -43,10 +43,8 @@ MARK = "ASYNCDATA_FAULT_MARK"
 
 
 def num_rounds(quick: int, full: int, long: int | None = None) -> int:
-    """Rounds of a test: ``quick``, or what ASYNCDATA_FAULT_ROUNDS says: a number, ``full`` or ``long``.
-
-    :param long: None: ten times ``full``.
-    """
+    """Rounds of a test: ``quick``, or what ASYNCDATA_FAULT_ROUNDS says: a number, ``full`` or ``long``, ten times
+    it."""
     wanted = os.environ.get("ASYNCDATA_FAULT_ROUNDS", "")
     named = {"": quick, "quick": quick, "full": full, "long": 10 * full if long is None else long}
     return named[wanted] if wanted in named else int(wanted)
@@ -69,11 +67,7 @@ def is_alive(pid: int) -> bool:
 
 
 class Program:
-    """A Python program of ours, and everything that it has started.
-
-    :param arguments: what stands behind ``python`` on the command line.
-    :param is_measured: whether a run under ``coverage`` measures it too.
-    """
+    """``python`` with these arguments, and everything that it has started; one that coverage may measure too."""
 
     def __init__(self, *arguments, own_group=False, is_measured=True, options=()):
         self._mark = f"{MARK}={uuid.uuid4().hex}".encode()
@@ -120,8 +114,7 @@ class Program:
 
     def kill_when(self, is_due: Callable[[], bool] | None, pause: Callable[[], object]) -> bool:
         """Kill it once ``is_due``, after a pause; None: let it end. Return whether it was killed before its own end,
-        which must be a good one. Nothing of it is left.
-        """
+        which must be a good one. Nothing of it is left."""
         was_killed = False
         if is_due is not None:
             until(lambda: is_due() or self.has_ended)
@@ -167,12 +160,7 @@ class Program:
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a figure has to be.
-
-    :ivar title: what is measured.
-    :ivar at_least: how much must have been tried, by the name of the count.
-    :ivar at_most: what must not be exceeded.
-    """
+    """What is measured, how much of each count must have been tried, and what must not be exceeded."""
 
     title: str
     at_least: dict[str, float] = {}
@@ -180,11 +168,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """What one test has found.
-
-    :ivar name: ``R1`` and so on.
-    :ivar of: what it was measured on.
-    """
+    """What one test has found of a figure, as ``R1``, and on what."""
 
     name: str
     of: str
@@ -358,10 +342,7 @@ def _is_finalizer(frame: FrameType) -> bool:
 
 
 def interrupted_at(point: int, call: Callable[[], Any]) -> Any:
-    """The result of ``call``, if it has no more than ``point`` such instants.
-
-    :raises KeyboardInterrupt: if it has.
-    """
+    """The result of ``call``, or KeyboardInterrupt if it has more than ``point`` such instants."""
     before = sys.gettrace()
     gc.disable()  # finalizers of what other tests left behind are not in question
     sys.settrace(_Tracer(point))

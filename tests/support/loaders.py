@@ -220,11 +220,7 @@ def prompts(**settings: Any) -> PromptTokenizeFn:
 
 
 class Outcome(NamedTuple):
-    """What one epoch gave.
-
-    :ivar labels: of the samples that were delivered.
-    :ivar error: what ended it before its end.
-    """
+    """What one epoch gave: labels of the samples that were delivered, and the error that ended it before its end."""
 
     labels: list[Any]
     samples: list[Any]

@@ -41,10 +41,8 @@ def tokenizer_of(marks: dict[str, str]) -> Any:
 
 @functools.cache
 def processor_of(family: str, max_pixels: int | None = None) -> Any:
-    """The processor, made once in each process.
-
-    :param max_pixels: of pictures for Qwen; None: few, so that tests are fast.
-    """
+    """The processor, made once in each process; ``max_pixels`` of pictures for Qwen, None: few, for tests to be
+    fast."""
     import transformers
 
     if family == "gemma3":
@@ -192,10 +190,7 @@ TOKENS_PER_SECOND = 2
 
 @functools.cache
 def video_processor_of(family: str, settings: str) -> Any:
-    """The processor with pictures and videos.
-
-    :param settings: of its video processor, as JSON.
-    """
+    """The processor with pictures and videos; the settings of its video processor are JSON."""
     import transformers
 
     pictures = processor_of(family)
@@ -254,11 +249,8 @@ _CODECS = {"avi": "mpeg4", "mov": "mpeg4", "webm": "libvpx"}
 
 
 def film(folder, kind, *, num_frames=24, size=(96, 64), fps=8, keys=12, turn=0, seed=0):
-    """A video, each of whose frames is another; its kind is how its file is called.
-
-    :param size: width and height, as the file has them.
-    :param keys: frames from one key frame to the next.
-    """
+    """A video, each of whose frames is another, with so many of them from one key frame to the next; its kind is how
+    its file is called."""
     import av
 
     name, _, ending = kind.rpartition(".")
@@ -342,11 +334,7 @@ def written(folder: Path, rows: Iterable[Any]) -> Path:
 
 
 def loader_of(folder: Path, name: str, *rows: Any, knobs: Any = None, fn: Any = None, **settings: Any) -> DataLoader:
-    """Of these rows in their order, by a tokenizer with its processor, which has these settings.
-
-    :param knobs: of the loader.
-    :param fn: more settings of its function.
-    """
+    """Of these rows in their order, by a function with these settings ``fn``, a tokenizer and its processor."""
     tokenize_fn = ChatTokenizeFn(name, processor=Processor(**settings), **(fn or {}))
     knobs = {"num_workers": 0, "shuffle": False, "epochs": 1} | (knobs or {})
     return DataLoader(written(folder, rows), tokenize_fn=tokenize_fn, **knobs)

@@ -105,13 +105,8 @@ INLINE_TAGS = {"a", "abbr", "b", "code", "em", "small", "span", "strong", "td", 
 
 
 class ReadPage(HTMLParser):
-    """A page that was read.
-
-    :ivar tables: the cells of each table with an id, row by row, with its head.
-    :ivar tags: every element, with its attributes.
-    :ivar data: the samples.
-    :ivar text: all text outside of scripts and styles.
-    """
+    """A page that was read: the cells of each table with an id, row by row, with its head; every element, with its
+    attributes; the samples, and all text outside of scripts and styles."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

@@ -22,11 +22,7 @@ WAIT_S = 120
 
 
 class Meeting:
-    """A call of each rank returns what all ranks sent.
-
-    :ivar num_bytes: what each rank has sent so far.
-    :ivar num_calls: the calls of all ranks together that were answered.
-    """
+    """A call of each rank returns what all ranks sent. It counts the bytes of each, and the calls of all together."""
 
     def __init__(self, world_size: int) -> None:
         self._barrier = threading.Barrier(world_size)
@@ -164,10 +160,8 @@ def stream(loader: DataLoader) -> Iterator[Batch]:
 
 
 def settled(state: dict[str, Any]) -> dict[str, Any]:
-    """What of a state does not depend on time.
-
-    Its canaries are there when a worker has made them, and ``rows_left`` when the rows are counted.
-    """
+    """What of a state does not depend on time: canaries come when a worker has made them, ``rows_left`` with a
+    count."""
     return {name: value for name, value in state.items() if name not in ("canaries", "rows_left")}
 
 
@@ -179,12 +173,8 @@ class Step(NamedTuple):
 
 
 class Ranks(ExitStack):
-    """All ranks of a run, which agree on their state after each step.
-
-    :param state: what all of them resume from.
-    :param exchanges: of each rank; empty: none.
-    :ivar ends: steps until the end of each epoch.
-    """
+    """All ranks of a run, resumed from ``state``, which agree on their state after each step. An epoch ends after so
+    many steps as ``ends`` says."""
 
     def __init__(
         self, path, world_size, state=None, batch_size=1, gradient_accumulation=1, round_up=None, exchanges=(), **knobs

@@ -28,10 +28,7 @@ CPUS = 2
 
 
 class RayNodes:
-    """The cluster, from the test's process.
-
-    :ivar address: of the cluster.
-    """
+    """The cluster, from the test's process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

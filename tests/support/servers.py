@@ -54,10 +54,8 @@ def byte_range(request: Request, num_bytes: int) -> tuple[int, int] | None:
 
 
 def ranged(request: Request, data: bytes, etag: str) -> Response:
-    """The answer to a GET or HEAD of ``data``: whole, or the range that is asked for; 412 for another ``If-Match``.
-
-    :param etag: empty: none is told.
-    """
+    """The answer to a GET or HEAD of ``data``: whole, or the range that is asked for; 412 for another ``If-Match``. No
+    etag is told that is empty."""
     headers = {"accept-ranges": "bytes", "last-modified": "Sun, 22 Nov 2026 10:00:00 GMT"}
     headers |= {"etag": f'"{etag}"'} if etag else {}
     if request.headers.get("if-match", f'"{etag}"') not in {f'"{etag}"', "*"}:
@@ -75,12 +73,7 @@ def ranged(request: Request, data: bytes, etag: str) -> Response:
 
 
 class HttpServer(ThreadingHTTPServer):
-    """Serves until it is closed.
-
-    :param answer: gives the response to a request, in the thread of its connection.
-    :ivar is_closing: set when it is closed; an answer that waits has to look at it.
-    :ivar in_flight: how many requests are not answered yet; ``max_in_flight``: the most that there were at once.
-    """
+    """Serves what ``answer`` gives, in the thread of a connection; one that waits has to look at ``is_closing``."""
 
     request_queue_size = 1024
 
@@ -183,11 +176,7 @@ class Faults(NamedTuple):
 
 
 class FaultProxy(HttpServer):
-    """Passes requests on to ``origin``, an ``http://`` address, as ``faults`` say.
-
-    :ivar faults: the plan; it may be replaced at any time.
-    :ivar counts: how often it has done each of :data:`KINDS`.
-    """
+    """Passes requests on to ``origin``, an ``http://`` address, as ``faults`` say; they may be replaced at any time."""
 
     def __init__(self, origin: str, faults: Faults | None = None) -> None:
         super().__init__(self._pass_on)
@@ -279,11 +268,7 @@ _PAGE = 3
 
 
 class HubServer(HttpServer):
-    """A hub. ``HF_ENDPOINT`` or ``endpoint=`` is its :attr:`url`.
-
-    :param token: what each request must bear; empty: nothing.
-    :ivar asked: method and path of each request, in order.
-    """
+    """A hub. ``HF_ENDPOINT`` or ``endpoint=`` is its :attr:`url`; each request must bear the token, if there is one."""
 
     def __init__(self, token: str = "") -> None:
         super().__init__(self._serve_hub)

@@ -72,10 +72,8 @@ class Fake:
 
 
 def install(monkeypatch, encoders, points=FEW):
-    """Make ``encoders`` the fast backends that are installed, and sweeps short ones that begin with ``points``.
-
-    :return: how often each was loaded.
-    """
+    """Make ``encoders`` the fast backends that are installed, and sweeps short ones that begin with ``points``; and
+    count how often each is loaded."""
     loads = dict.fromkeys(encoders, 0)
 
     def load(name: str, _json: bytes, *, splits_special: bool = False) -> fast_backends.FlatEncoder:

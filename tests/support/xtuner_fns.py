@@ -129,10 +129,8 @@ class Pictured:
 
 
 def write_pictured(folder: Path, num_rows: int = 40, sizes: dict[int, Any] | None = None) -> str:
-    """Rows of :class:`Pictured`, every fifth without a picture, and their pictures.
-
-    :param sizes: what rows say of their picture's size, where that is not true.
-    """
+    """Rows of :class:`Pictured`, every fifth without a picture, and their pictures; some say ``sizes`` that are not
+    true."""
     rows = []
     for number in range(num_rows):
         size = [1 + number % 3, 2 + number % 4]

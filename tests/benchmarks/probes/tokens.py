@@ -31,10 +31,7 @@ def load_vocabulary(path: str, tokenizer: str, backend: str = "hf") -> dict[str,
 
 
 def raw(path, tokenizer, backend, first, step, num_rows, num_warm_rows):
-    """One of the processes: every ``step``-th row from ``first`` on, of ``num_rows`` behind ``num_warm_rows``.
-
-    Waits on stdin for its start.
-    """
+    """One of the processes: every ``step``-th row from ``first`` on, behind warm ones. Waits on stdin for its start."""
     from tests.benchmarks.backends import raw_encoder
 
     texts = _texts(path, first, step, num_warm_rows + num_rows)

@@ -51,11 +51,7 @@ class Malicious:
 
 
 class Damage:
-    """Makes damaged files out of one that is whole.
-
-    :param whole: its bytes.
-    :param mark: a path that exists if any code of a file ran.
-    """
+    """Makes damaged files out of one that is whole; if code of theirs ran, there is the mark."""
 
     def __init__(self, whole: bytes, mark: str, seed: int) -> None:
         self._whole, self._mark, self._chance = whole, mark, random.Random(seed)

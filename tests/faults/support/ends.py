@@ -34,15 +34,8 @@ def no_op(*_: object) -> None: ...
 
 
 class Program:
-    """What all ways of ending share.
-
-    :param loads: names of what is loaded.
-    :param place: of the rows: a path or an address.
-    :param tokenizer: a folder, for the function that is proven.
-    :param folder: for what it writes: when it began to end, and telemetry.
-    :param peer: the name of the socket that ranks meet at.
-    :param method: how a child of ``multiprocessing`` starts.
-    """
+    """What all ways of ending share: what is loaded, and from where; a tokenizer, for the function that is proven; a
+    folder for telemetry, and for when it began to end; the socket that ranks meet at; and how a child starts."""
 
     def __init__(self, loads, place, folder, tokenizer="", peer="", world_size=1, rank=0, method=""):
         self.loads, self.place, self.folder, self.tokenizer = loads, place, Path(folder), tokenizer
@@ -240,12 +233,9 @@ KILLED = ""
 
 
 class Way(NamedTuple):
-    """A way to end, and what is seen of it.
-
-    :ivar status: of the process; negative: the signal that killed it.
-    :ivar warns: whether a ResourceWarning tells of the loader that nothing closed.
-    :ivar told: the last line of each of its loaders in their telemetry, with the error that ended the run.
-    """
+    """A way to end, and what is seen of it: the status, negative: the signal that killed it; whether a ResourceWarning
+    tells of the loader that nothing closed; and the last line of each loader's telemetry, with the error that ended the
+    run."""
 
     end: Callable[[Program], None]
     status: int

@@ -76,10 +76,8 @@ def without_a_cluster(path: str, process: str) -> None:
 
 
 class Interrupts:
-    """SIGINT at random instants from another thread; KeyboardInterrupt wherever the main thread is, while armed.
-
-    :ivar armed: so many at most come, directly one after another: also while the first one is handled.
-    """
+    """SIGINT at random instants from another thread; KeyboardInterrupt wherever the main thread is, as often as it is
+    ``armed`` for, directly one after another: also while the first one is handled."""
 
     def __init__(self, seed: int) -> None:
         self.armed = self.num_raised = 0

@@ -142,10 +142,7 @@ def sglang(tool: Any = None) -> Iterator[None]:
 
 
 def tool_model(*, defers: bool = False) -> Any:
-    """sglang's ``Tool``, with the fields that sglang 0.5 has.
-
-    :param defers: as later releases have it, with a field that is left out where it is not set.
-    """
+    """sglang's ``Tool``, with the fields of sglang 0.5; or with one of later releases, left out where it is not set."""
     pydantic = pytest.importorskip("pydantic", reason="the stand-in for sglang needs pydantic")
     fields = {"description": (str | None, None), "name": (str, ...), "parameters": (object | None, None)}
     fields["strict"] = (bool, False)

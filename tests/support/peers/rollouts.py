@@ -142,11 +142,8 @@ def _order(peer: str, folder: Path, **given: Any) -> Any:
 
 
 def worked(source: Any, operations: list[Any], reopened: Callable[[Any], Any] = lambda source: source) -> list[Any]:
-    """After each operation, a number to take or places to give back: the rows and groups, the place, and the
-    groups of the buffer.
-
-    :param reopened: what is done to the source after each tenth.
-    """
+    """After each operation, a number to take or places to give back: the rows and groups, the place, and the groups of
+    the buffer. ``reopened`` is done to the source after each tenth."""
     out, found = [], []
     for number, operation in enumerate(operations):
         groups = []
@@ -179,11 +176,8 @@ def _slime_buffer(folder: Path, **given: Any) -> Any:
 
 
 def saved(folder: Path, given: dict[str, Any], opened: Any, others: list[Any] | None = None) -> Any:
-    """By rollout, what is served and the content of the file that is saved then. Each begins from the file before.
-
-    :param opened: a context manager of a data source.
-    :param others: what the file has instead of that, for every second rollout.
-    """
+    """By rollout, what a source is serving and the content of the file that is saved then. Each begins from the file
+    before, or every second one from ``others``."""
     import torch
 
     path, args = write_rows(folder, given), args_of(folder, given["args"])
