@@ -5,21 +5,10 @@ A check is called with a :class:`~tests.conformance.lab.Lab` and returns what is
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.conformance.lab import (
-    Adapter,
-    Knobs,
-    Lab,
-    Loader,
-    NotApplicableError,
-    difference,
-    raised,
-    resumes_after_a_kill,
-    saved,
-    taken,
-)  # fmt: skip
+from tests.conformance.lab import Knobs, Lab, NotApplicableError, difference, raised, resumes_after_a_kill, saved, taken
 
 Body = Callable[[Lab], str | None]
 
@@ -226,7 +215,7 @@ def exclusions(lab: Lab) -> str | None:
     return None
 
 
-def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]:
+def _reported(loader, states=None):
     """The rows to the end of the epoch, each batch reported: every third is solved; with states, all are."""
     rows, num_ends = [], 0
     while num_ends < 2:  # the first end may be that of the interrupted epoch
@@ -240,7 +229,7 @@ def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]
             continue
 
         rows += batch
-        loader.report({row: row % 3 == 0 or states is not None for row in batch})  # type: ignore[attr-defined]
+        loader.report({row: row % 3 == 0 or states is not None for row in batch})
         if states is not None:
             states[len(rows)] = saved(loader)
     return rows
@@ -322,13 +311,13 @@ class Report(NamedTuple):
         return "\n".join([f"{self.name} {self.version}: {counts}", *lines])
 
 
-def run_checks(adapter: Adapter, checks: Iterable[str] | None = None) -> Report:
+def run_checks(adapter, checks=None) -> Report:
     """Run the checks on a loader: all, or those of these names, in their order."""
     names = CHECKS if checks is None else checks
     return Report(adapter.name, adapter.version, [_outcome(name, adapter) for name in names])
 
 
-def _outcome(name: str, adapter: Adapter) -> Outcome:
+def _outcome(name, adapter) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="asyncdata-testing-") as folder:
         try:
             problem = CHECKS[name](Lab(adapter, folder))

@@ -32,11 +32,9 @@ RESTARTS = num_rounds(quick=8, full=200)
 WATCHDOG_S = 60.0
 WALK_ROWS, BATCH = num_rounds(quick=6000, full=20_000), 50
 RESTART_KINDS: dict[str, dict[str, Any]] = {
-    "blocks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
-    "index": {"shuffle": "full"},
-    "stream": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
+    **dict.fromkeys(("blocks", "stream", "ranks"), {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)}),
     "mixture": {"shuffle": Shuffle(block_bytes=8192, window_blocks=16)},
-    "ranks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
+    "index": {"shuffle": "full"},
 }
 RESTART_WAYS = ["loop", "set_epoch", "load_state_dict", "exclude", "reopen"]
 TOKENIZE = "tests.support.loading:row_id"
@@ -88,12 +86,9 @@ class Walk:
             number += 1
 
     def opened(self, meeting: Meeting) -> Any:
-        knobs: dict[str, Any] = {"num_workers": self.chance.choice([0, 1, 2]), "timeout_s": WATCHDOG_S}
-        knobs |= {
-            "epochs": len(self.order),
-            "buffer_size": self.chance.choice([64, 1000]),
-            "event_loop": self.chance.choice(["asyncio", "trio"]),
-        }
+        choices = {"num_workers": [0, 1, 2], "buffer_size": [64, 1000], "event_loop": ["asyncio", "trio"]}
+        knobs: dict[str, Any] = {name: self.chance.choice(values) for name, values in choices.items()}
+        knobs |= {"epochs": len(self.order), "timeout_s": WATCHDOG_S}
         if self.kind == "ranks":
             knobs["ranks"] = Ranks(rank=self.rank, world_size=2, exchange=meeting.of(self.rank))
         face = self.chance.choice(sorted(FACES))

@@ -176,12 +176,9 @@ class Ranks(ExitStack):
     """All ranks of a run, resumed from ``state``, which agree on their state after each step. An epoch ends after so
     many steps as ``ends`` says."""
 
-    def __init__(
-        self, path, world_size, state=None, batch_size=1, gradient_accumulation=1, round_up=None, exchanges=(), **knobs
-    ):
+    def __init__(self, path, world_size, state=None, gradient_accumulation=1, round_up=None, exchanges=(), **knobs):
         super().__init__()
         self.loaders, self.ends, self.num_steps = [], [], 0
-        knobs |= {"batch_size": batch_size}
         settings = {"gradient_accumulation": gradient_accumulation, "round_up": round_up}
         with ExitStack() as stack:
             for rank in range(world_size):

@@ -114,10 +114,6 @@ class HttpServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-async def _result(answer: Awaitable[Response]) -> Response:
-    return await answer
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: HttpServer
@@ -131,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             server.in_flight += 1
             server.max_in_flight = max(server.max_in_flight, server.in_flight)
         answer = server.respond(Request(self.command, self.path, headers, body))
-        found = answer if isinstance(answer, Response) else asyncio.run(_result(answer))
+        found = answer if isinstance(answer, Response) else asyncio.run(answer)
         sent = b"" if self.command == "HEAD" else found.body[: found.cut_at]
         self.close_connection |= found.cut_at is not None
         lines = [f"HTTP/1.1 {found.status} {HTTPStatus(found.status).phrase}"]
@@ -325,8 +321,8 @@ class HubServer(HttpServer):
             return _json({"id": repo, "sha": sha, "private": bool(self._token), "tags": [], "siblings": []})
 
         if rest[0] == "paths-info":
-            wanted = set(json.loads(request.body)["paths"]) if request.body.startswith(b"{") else _form(request.body)
-            return _json([_file(path, data) for path, data in files.items() if path in wanted])
+            asked = json.loads(request.body) if request.body.startswith(b"{") else parse_qs(request.body.decode())
+            return _json([_file(path, data) for path, data in files.items() if path in asked.get("paths", ())])
 
         return self._tree(request, [_file(*item) for item in files.items()], "/".join(rest[2:]))
 
@@ -399,10 +395,8 @@ class HubServer(HttpServer):
 
 
 def _missing(is_repo_there: bool, revision: str) -> Response:
-    if not is_repo_there:
-        return _error(404, "RepoNotFound", "Repository not found")
-
-    return _error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+    code, what = ("Revision", f"Invalid rev id: {revision}") if is_repo_there else ("Repo", "Repository not found")
+    return _error(404, f"{code}NotFound", what)
 
 
 def _file(path: str, data: bytes) -> dict[str, Any]:
@@ -424,10 +418,6 @@ def _above(files: Iterable[dict[str, Any]], top: str) -> set[str]:
 @lru_cache(maxsize=1024)
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _form(body: bytes) -> set[str]:
-    return set(parse_qs(body.decode()).get("paths", []))
 
 
 def _json(value: Any) -> Response:

@@ -223,15 +223,12 @@ def exactness(bench: Bench) -> None:
             found = bench.probe("hf_ids", path=str(path), tokenizer=bench.tokenizer, out=out)
             bench.data[name] = {**found, "bytes_per_token": found["bytes"] / found["tokens"]}
             for backend in bench.backends:
-                _compare(bench, name, str(path), backend, out)
+                knobs = {"path": str(path), "tokenizer": bench.tokenizer, "backend": backend}
+                found = bench.probe("mismatches", expected=out, **knobs)
+                equal, what = 100 * (1 - found["wrong"] / found["rows"]), f"{name}, {found['rows']:,.0f} rows"
+                bench.report("S1", f"ids equal, {backend}, {what}", [equal], "%", at_least(100))
     for backend in sorted({"gigatoken", "fastokens"} - set(bench.backends)):
         bench.note("S1", f"ids equal, {backend}", "not installed")
-
-
-def _compare(bench: Bench, name: str, path: str, backend: str, expected: str) -> None:
-    found = bench.probe("mismatches", path=path, tokenizer=bench.tokenizer, backend=backend, expected=expected)
-    equal = 100 * (1 - found["wrong"] / found["rows"])
-    bench.report("S1", f"ids equal, {backend}, {name}, {found['rows']:,.0f} rows", [equal], "%", at_least(100))
 
 
 def order(bench: Bench) -> None:
