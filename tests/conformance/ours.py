@@ -36,8 +36,10 @@ class AsyncData:
 
     def open(self, rows: Rows, knobs: Knobs) -> EpochByEpoch:
         """A loader over the files of ``rows``."""
+        weighed = zip(rows.paths, knobs.weights, strict=False)
+        parts = {f"part {number}": Part(path, weight=weight) for number, (path, weight) in enumerate(weighed)}
         loader = DataLoader(
-            _mixture(rows.paths, knobs.weights) if knobs.weights else rows.paths,
+            Mix(parts, on_mix_change="apply") if parts else rows.paths,  # a resume may come with other weights
             tokenize_fn=f"{__name__}:every_{knobs.keep_every}",
             batch_size=knobs.batch_size,
             num_workers=knobs.num_workers,
@@ -49,12 +51,6 @@ class AsyncData:
             timeout_s=60,
         )
         return _Loader(loader)
-
-
-def _mixture(paths: list[str], weights: tuple[float, ...]) -> Mix:
-    """Each file as a part; a resume may come with other weights."""
-    parts = {f"part {number}": Part(path, weight=weights[number]) for number, path in enumerate(paths)}
-    return Mix(parts, on_mix_change="apply")
 
 
 class _Loader(EpochByEpoch):
