@@ -136,10 +136,8 @@ class Row:
 
 def show(values: list[float]) -> str:
     """Median, range and number."""
-    median, least, most = (
-        f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-        for value in (statistics.median(values), min(values), max(values))
-    )
+    found = statistics.median(values), min(values), max(values)
+    median, least, most = (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in found)
     return median if len(values) == 1 else f"{median} ({least} to {most}, n={len(values)})"
 
 

@@ -165,10 +165,8 @@ def fuzzed(folder: Path, num_rows: int, special_tokens: list[str]) -> Path:
     """A JSONL file of texts that no one writes: every script, combining marks, broken words, special tokens."""
     path, rng = folder / f"fuzzed_{num_rows}.jsonl", random.Random(0)
     path.unlink(missing_ok=True)  # of other special tokens
-    rows = (
-        {"input": "".join(_piece(rng, special_tokens) for _ in range(rng.randrange(1, 40))), "label": str(number)}
-        for number in range(num_rows)
-    )
+    texts = ("".join(_piece(rng, special_tokens) for _ in range(rng.randrange(1, 40))) for _ in range(num_rows))
+    rows = ({"input": text, "label": str(number)} for number, text in enumerate(texts))
     return made(path, _lines(rows))
 
 

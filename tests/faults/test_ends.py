@@ -135,9 +135,8 @@ def test_an_actor_leaves_no_process_however_it_ends(tmp_path, monkeypatch):
         program.said()
         program.assert_gone()
 
-    assert {way: whats_told(tmp_path / way / "run") for way in RAY_WAYS} == {
-        way: (told,) for way, (_, told) in RAY_WAYS.items()
-    }
+    found = {way: whats_told(tmp_path / way / "run") for way in RAY_WAYS}
+    assert found == {way: (told,) for way, (_, told) in RAY_WAYS.items()}
 
 
 # torchrun
@@ -150,15 +149,11 @@ def job(folder: Path, num_ranks: int, *ways: str) -> tuple[int, str, list[str]]:
     pytest.importorskip("torch")
     path = write(folder / "rows.jsonl", lengths(60_000, 40))
     torchrun = "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--redirects", "3"
-    with Program(
-        *torchrun, f"--log-dir={folder}/logs", "-m", "tests.faults.support.torchrun_rank", str(path), *ways
-    ) as it:
+    rank = "-m", "tests.faults.support.torchrun_rank", str(path), *ways
+    with Program(*torchrun, f"--log-dir={folder}/logs", *rank) as it:
         status, said = it.end()
-    logs = [
-        "".join(log.read_text() for log in sorted((folder / "logs").glob(f"*/*/{rank}/std*.log"), reverse=True))
-        for rank in range(num_ranks)
-    ]
-    return status, said, logs
+    logs = [sorted(folder.glob(f"logs/*/*/{rank}/std*.log"), reverse=True) for rank in range(num_ranks)]
+    return status, said, ["".join(log.read_text() for log in of_rank) for of_rank in logs]
 
 
 def exits(said: str) -> dict[int, int]:

@@ -69,7 +69,6 @@ def faulty(how: str = "", **settings: Any) -> Iterator[Reads]:
 
     class FaultyFile(io.FileIO):
         def read(self, num_bytes: int | None = -1) -> bytes:
-            assert num_bytes is not None
             return super().read(num_bytes) if num_bytes < 0 else reads.read(num_bytes, super().read)
 
     def faulty_pread(fd: int, num_bytes: int, offset: int) -> bytes:
@@ -375,10 +374,7 @@ def test_workers_that_are_killed_while_they_keep_blocks_leave_only_whole_ones(pa
     """Two loaders share the blocks, whose limit is less than the data: what one keeps, the other removes."""
     cache = Cache(folder=str(tmp_path), remote_max_bytes=64 << 10)
     with FaultProxy(origin, Faults(("503", "cut"), share=0.3, seed=11)) as proxy, ThreadPoolExecutor(2) as threads:
-        asked = [
-            threads.submit(stream, proxy, 4 * FAULTS, 2, random.Random(number), cache=cache) for number in range(2)
-        ]
-        runs = [one.result() for one in asked]
+        runs = list(threads.map(lambda seed: stream(proxy, 4 * FAULTS, 2, random.Random(seed), cache=cache), range(2)))
         faults = proxy.num_faults
     with opened(str(path), id_and_text, epochs=None) as loader:
         expected = [entry(sample) for sample in loader.get_next_batch(max(len(run.entries) for run in runs))]

@@ -241,9 +241,7 @@ class Chain:
         settings |= {"snapshot": str(self._folder / "none"), "save_every": 10**9}
         with Program.of("streaming", settings) as program:
             program.said()
-        found = read_log(log)
-        assert found is not None
-        return found.entries
+        return read_log(log).entries
 
     def run(self, number: int, *, may_kill: bool) -> bool:
         """One more process; whether it was killed before the end."""

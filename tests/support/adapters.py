@@ -61,9 +61,8 @@ def knobs(**changes):
     }
 
 
-SAMPLES = {"packing": None, "length_grouping": None, "batch_size": 7} | {
-    "collate_fn": lambda samples: [sample.tokens for sample in samples]
-}
+SAMPLES = {"packing": None, "length_grouping": None, "batch_size": 7}
+SAMPLES["collate_fn"] = lambda samples: [sample.tokens for sample in samples]
 KINDS = {"packed": {}, "samples": SAMPLES, "rank 1 of 2": {"ranks": {"rank": 1, "world_size": 2}}}
 
 

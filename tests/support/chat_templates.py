@@ -128,13 +128,8 @@ MACRO = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
-WELL_KNOWN = {
-    "chatml with tools": CHATML_WITH_TOOLS,
-    "thinks": THINKS,
-    "headers": HEADERS,
-    "instructs": INSTRUCTS,
-    "macro": MACRO,
-}
+WELL_KNOWN = {"chatml with tools": CHATML_WITH_TOOLS, "thinks": THINKS, "headers": HEADERS}
+WELL_KNOWN |= {"instructs": INSTRUCTS, "macro": MACRO}
 
 
 def plain(template: str) -> str:

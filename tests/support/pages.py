@@ -38,8 +38,6 @@ def asyncdata_process(*words: object, **options: Any) -> subprocess.Popen[str]:
 
 
 _SPEC = importlib.util.spec_from_file_location("reference", Path(__file__).parents[2] / "docs/site/reference.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
 reference = importlib.util.module_from_spec(_SPEC)
 """What makes the tables of the reference."""
 _SPEC.loader.exec_module(reference)

@@ -63,18 +63,13 @@ MAX_LENGTH = 64
 SOFT = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH, across_epochs=True)
 HARD = HardPacking(max_length=MAX_LENGTH, across_epochs=True)
 GROUPING = LengthGrouping(window=8)
+PLANNED = {"packing": msgspec.structs.replace(SOFT, across_epochs=False), "plan_packs": True}
 WAYS: dict[str, dict[str, Any]] = {
     "soft": {"packing": SOFT},
     "soft, grouped": {"packing": SOFT, "length_grouping": GROUPING},
     "hard": {"packing": HARD},
     "hard, grouped": {"packing": HARD, "length_grouping": GROUPING},
-    "planned, grouped": {
-        "packing": msgspec.structs.replace(SOFT, across_epochs=False),
-        "length_grouping": GROUPING,
-        "plan_packs": True,
-        "shuffle": "full",
-        "cache": {"folder": ""},
-    },
+    "planned, grouped": {**PLANNED, "length_grouping": GROUPING, "shuffle": "full", "cache": {"folder": ""}},
     "not packed": {},
     "not packed, grouped": {"length_grouping": GROUPING},
 }

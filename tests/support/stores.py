@@ -61,12 +61,8 @@ class HttpHost(HttpServer):
             return Response(404, {})
         else:
             usual = ranged(request, data, hashlib.md5(data).hexdigest())
-        return Response(
-            answer.status or usual.status,
-            usual.headers | answer.headers,
-            usual.body if answer.body is None else answer.body,
-            answer.cut_at,
-        )
+        body = usual.body if answer.body is None else answer.body
+        return Response(answer.status or usual.status, usual.headers | answer.headers, body, answer.cut_at)
 
 
 # Listings as Google Cloud Storage and Azure answer them by XML, in pages

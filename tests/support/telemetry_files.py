@@ -39,9 +39,8 @@ def sample(number, *, shows_rows=True):
     tokens = {"num_bytes": 299, "num_tokens": 3, "num_trained": 1, "trained": [(1, 2)]}
     text = {"ids": [1, 3871 + number, 204], "text": f"two {number}", "label": '"4"', "metadata": '{"level":2}'}
     more: dict[str, Any] = {**where, **tokens, **(text if shows_rows else {})}
-    return records.SampleRecord(
-        at=BEGAN + number, key=(number * 0x9E3779B97F4A7C15) % 2**53, place=place(number), **more
-    )
+    key = number * 0x9E3779B97F4A7C15 % 2**53
+    return records.SampleRecord(at=BEGAN + number, key=key, place=place(number), **more)
 
 
 def interval(rank, number, elapsed, groups, own):
@@ -84,9 +83,8 @@ def write_run(folder, *, shows_rows=True):
             groups = first + elapsed * GROUPS_PER_INTERVAL
             written += [sample(at, shows_rows=shows_rows) for at in range(groups - GROUPS_PER_INTERVAL, groups, 7)]
             written.append(interval(rank, number, elapsed, groups, elapsed * GROUPS_PER_INTERVAL))
-        bad = records.BadRowRecord(
-            at=BEGAN + 2, code="AD421", source="code", path="data/code.jsonl", line=17, byte_offset=4811
-        )
+        where = {"source": "code", "path": "data/code.jsonl", "line": 17, "byte_offset": 4811}
+        bad = records.BadRowRecord(at=BEGAN + 2, code="AD421", **where)
         text = {"reason": "the row is not valid JSON", "excerpt": '{"prompt": '} if shows_rows else {}
         written.insert(4, msgspec.structs.replace(bad, place=place(16), **text))
         dropped = records.DroppedRow(at=BEGAN + 2, key=1, reason="too long", place=place(17), source="math", line=18)
@@ -131,13 +129,10 @@ def write_hostile_run(folder):
     counts |= {"by_source": {HOSTILE: part}, "wait_s": {HOSTILE: 1.0}}
     last = msgspec.structs.replace(interval(0, 0, 2, 80, 80), **counts)
     of_row: dict[str, Any] = {"source": HOSTILE, "path": HOSTILE}
-    samples = [
-        msgspec.structs.replace(sample(number), text=HOSTILE, is_cut=True, label=HOSTILE, metadata=HOSTILE, **of_row)
-        for number in range(2)
-    ]
-    bad = records.BadRowRecord(
-        at=BEGAN, code="AD421", reason=HOSTILE, excerpt=HOSTILE, place=place(2), line=3, **of_row
-    )
+    shown = of_row | dict.fromkeys(("text", "label", "metadata"), HOSTILE)
+    samples = [msgspec.structs.replace(sample(number), is_cut=True, **shown) for number in range(2)]
+    why = of_row | {"reason": HOSTILE, "excerpt": HOSTILE}
+    bad = records.BadRowRecord(at=BEGAN, code="AD421", place=place(2), line=3, **why)
     event = records.Event(at=BEGAN, name=HOSTILE, level=HOSTILE, fields={HOSTILE: HOSTILE})
     written = [header, interval(0, 0, 0, 0, 0), *samples, last, bad, event, records.End(at=BEGAN + 10, reason=HOSTILE)]
     write(folder / "rank-00000-0000.jsonl", written)

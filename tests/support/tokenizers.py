@@ -13,13 +13,8 @@ from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
 from tests.support.function_kinds import END
 from tests.unit.tokenization.trained import assistant, user
 
-CHAT = [
-    {"role": "system", "content": "Be brief."},
-    user("Why?"),
-    assistant("Because."),
-    user("And then?"),
-    assistant("Nothing."),
-]
+CHAT = [{"role": "system", "content": "Be brief."}, user("Why?"), assistant("Because.")]
+CHAT += [user("And then?"), assistant("Nothing.")]
 
 GENERATION = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}

@@ -159,10 +159,8 @@ def draw(folder: Path, row: dict[str, Any]) -> None:
 
 def chat_of(row: dict[str, Any]) -> dict[str, Any]:
     """The row, as a line of XTuner's files."""
-    images = [
-        {"type": "image_url", "image_url": {"url": name, "image_wh": size[:2]}}
-        for name, size in row["pictures"].items()
-    ]
+    urls = [{"url": name, "image_wh": size[:2]} for name, size in row["pictures"].items()]
+    images = [{"type": "image_url", "image_url": url} for url in urls]
     user = {"role": "user", "content": [*images, {"type": "text", "text": row["text"]}]}
     return {"messages": [user, {"role": "assistant", "content": row["answer"]}]}
 

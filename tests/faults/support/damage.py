@@ -101,9 +101,8 @@ class Damage:
         if chance.random() < 0.5:
             length = struct.pack("<I", chance.choice([2**31, 2**32 - 1, 1 << 16, 1 << 24]))
             claimed = b"payload_len\xcf" + struct.pack(">Q", 2**62)
-            return chance.choice(
-                [self._whole[:8] + length + self._whole[12:], self._whole.replace(b"payload_len", claimed, 1)]
-            )
+            long_head = self._whole[:8] + length + self._whole[12:]
+            return chance.choice([long_head, self._whole.replace(b"payload_len", claimed, 1)])
 
         payload, encoding = chance.choice(
             [

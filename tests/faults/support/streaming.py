@@ -37,7 +37,6 @@ def entry(sample: Sample | list[Any]) -> list[int]:
     if isinstance(sample, list):
         return [number for document in sample for number in entry(document.sample)]
 
-    assert sample.position is not None and sample.index is not None
     place = sample.position
     return [
         sample.index,
@@ -78,10 +77,8 @@ def with_media(path: Path, kind: str) -> Path:
     rows = []
     for number in (json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()):
         named = [media[number % 4], media[number % 3]][: 1 + number % 2]
-        messages = [
-            {"role": "user", "content": f"{number}" + f"<{key}>" * len(named)},
-            {"role": "assistant", "content": "yes"},
-        ]
+        asks = {"role": "user", "content": f"{number}" + f"<{key}>" * len(named)}
+        messages = [asks, {"role": "assistant", "content": "yes"}]
         rows.append(json.dumps({"messages": messages, f"{key}s": named}) + "\n")
     path.write_text("".join(rows), encoding="utf-8")
     return path

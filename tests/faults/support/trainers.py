@@ -160,13 +160,10 @@ def group(path: str, number: int, knobs: dict[str, Any]) -> dict[str, Any]:
 BATCH = 500
 WARM_UP = 0.2
 """Of the run: caches fill, and allocators take what they will keep."""
+PACKS = SoftPacking(max_length=256, window_samples=512, across_epochs=True)
 WAYS: dict[str, dict[str, Any]] = {
     "rollouts": {"n_samples_per_prompt": 4, "commit": "on_ack"},
-    "packed": {
-        "packing": SoftPacking(max_length=256, window_samples=512, across_epochs=True),
-        "batch_size": 1,
-        "collate_fn": len,
-    },
+    "packed": {"packing": PACKS, "batch_size": 1, "collate_fn": len},
     "by the index": {"shuffle": "full", "cache": {"folder": ""}},
     "a stream": {},
 }

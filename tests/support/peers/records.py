@@ -120,10 +120,8 @@ def _contents(peer: str, folder: Path) -> dict[str, dict[str, Any]]:
     logs = {"get_logger": lambda: logger, "is_local_rank0": lambda: True, "log_rank0": logger}
     # The real one keeps plans in /dev/shm, for ever.
     plans = {"_get_mmap_dir": lambda: Path("/nonexistent"), "ndarray_to_mmap": lambda array, group: array}
-    found: dict[str, dict[str, Any]] = {
-        name: {"__path__": [str(folder.joinpath(*name.split(".")))]}
-        for name in ("xtuner", "xtuner.v1", "xtuner.v1.datasets", "xtuner.v1.utils")
-    }
+    packages = "xtuner", "xtuner.v1", "xtuner.v1.datasets", "xtuner.v1.utils"
+    found = {name: {"__path__": [str(folder.joinpath(*name.split(".")))]} for name in packages}
     found["xtuner.v1.utils"] |= {"IGNORE_INDEX": -100, **logs}
     found |= {"mmengine": {}, "mmengine.dist": {"sync_random_seed": int}, "xtuner.v1.datasets.utils": plans}
     unused_of = {"jsonl": "JsonlDataset", "vlm_jsonl": "VLMJsonlDataset", "preset_pack": "PresetPackDataset"}

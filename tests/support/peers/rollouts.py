@@ -156,9 +156,8 @@ def worked(source: Any, operations: list[Any], reopened: Callable[[Any], Any] = 
             for sample in (sample for group in back for sample in group):
                 sample.response += "x" * (sample.index % 3)
             source.add_samples(back)
-        numbered = " ".join(
-            f"{label}:{group}" for label, (group, _) in zip(labels(groups), numbers(groups), strict=True)
-        )
+        taken = zip(labels(groups), numbers(groups), strict=True)
+        numbered = " ".join(f"{label}:{group}" for label, (group, _) in taken)
         buffer = " ".join(str(group) for group, _ in numbers(source.buffer))
         found.append([numbered, place(source), buffer, digest([content(groups), content(source.buffer)])])
         if number % 10 == 9:
