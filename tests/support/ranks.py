@@ -168,8 +168,8 @@ class Step(NamedTuple):
 
 
 class Ranks(ExitStack):
-    """All ranks of a run, resumed from ``state``, which agree on their state after each step. An epoch ends after so
-    many steps as ``ends`` says."""
+    """All ranks of a run, resumed from ``state``, which agree on their state after each step; ``ends`` has the steps
+    until the end of each epoch."""
 
     def __init__(self, path, world_size, state=None, gradient_accumulation=1, round_up=None, exchanges=(), **knobs):
         super().__init__()

@@ -175,8 +175,8 @@ def _slime_buffer(folder: Path, **given: Any) -> Any:
 
 
 def saved(folder: Path, given: dict[str, Any], opened: Any, others: list[Any] | None = None) -> Any:
-    """By rollout, what a source is serving and the content of the file that is saved then. Each begins from the file
-    before, or every second one from ``others``."""
+    """By rollout, what is served by a source that is ``opened``, and the content of the file that is saved then. Each
+    begins from the file before; if there are ``others``, every second one from one of those."""
     import torch
 
     path, args = write_rows(folder, given), args_of(folder, given["args"])
