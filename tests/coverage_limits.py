@@ -37,10 +37,7 @@ def percentages() -> tuple[float, dict[str, float]]:
 
 def shortfalls(overall: float, folders: dict[str, float]) -> list[str]:
     """What is below its limit."""
-    limits = {
-        "overall": (overall, OVERALL),
-        **{name: (folders[name], CORE) for name in folders if name in CORE_FOLDERS},
-    }
+    limits = {"overall": (overall, OVERALL)} | {name: (folders[name], CORE) for name in CORE_FOLDERS}
     return [f"{name} {found:.2f} %, less than {least:g}" for name, (found, least) in limits.items() if found < least]
 
 

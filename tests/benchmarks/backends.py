@@ -13,29 +13,18 @@ def installed() -> list[str]:
     return [name for name in FAST_BACKENDS if importlib.util.find_spec(name) is not None]
 
 
-def prompt_tokenize_fn(tokenizer: str, backend: str, **settings: Any) -> Any:
-    from asyncdata import PromptTokenizeFn
+def tokenize_fn(kind: str, tokenizer: str, backend: str) -> Any:
+    """For prompts, chats, or long contexts, which are cut to 32,768 tokens with their question."""
+    import asyncdata
 
-    return PromptTokenizeFn(tokenizer, label_key="label", tokenizer_backend=backend, **settings)
+    if kind == "prompt":
+        return asyncdata.PromptTokenizeFn(tokenizer, label_key="label", tokenizer_backend=backend)
 
+    if kind == "chat":
+        return asyncdata.ChatTokenizeFn(tokenizer, tokenizer_backend=backend)
 
-def chat_tokenize_fn(tokenizer: str, backend: str) -> Any:
-    from asyncdata import ChatTokenizeFn
-
-    return ChatTokenizeFn(tokenizer, tokenizer_backend=backend)  # type: ignore[arg-type]
-
-
-def babilong_tokenize_fn(tokenizer: str, backend: str) -> Any:
-    """Long contexts, cut to 32,768 tokens with their question."""
-    from asyncdata import FixedLengthTokenizeFn
-
-    return FixedLengthTokenizeFn.babilong(
-        tokenizer, 32_768, overlong="truncate_context_middle", tokenizer_backend=backend
-    )
-
-
-KINDS = {"prompt": prompt_tokenize_fn, "chat": chat_tokenize_fn, "babilong": babilong_tokenize_fn}
-"""The kinds of rows -> the tokenize function for them."""
+    cut = {"max_length": 32_768, "overlong": "truncate_context_middle"}
+    return asyncdata.FixedLengthTokenizeFn.babilong(tokenizer, **cut, tokenizer_backend=backend)
 
 
 def raw_encoder(tokenizer: str, backend: str) -> Any:

@@ -47,10 +47,7 @@ ENVIRONMENTS = {
 
 
 def peers_python() -> str:
-    """The Python that the environments are made with.
-
-    :raises AbsentError: if there is none of that version.
-    """
+    """The Python that the environments are made with."""
     if sys.version_info[:2] == PYTHON:
         return sys.executable
 
@@ -62,12 +59,8 @@ def peers_python() -> str:
 
 
 def environment(name: str, folder: Path) -> str:
-    """The Python of an environment, which is made if it is not there yet or if its pins have changed.
-
-    They have the same ``tokenizers`` as this process where they can: what is compared is what is around it.
-
-    :raises AbsentError: if it cannot be made.
-    """
+    """The Python of an environment, which is made if it is not there yet or if its pins have changed; with the same
+    ``tokenizers`` as this process where it can be: what is compared is what is around it."""
     wanted = ENVIRONMENTS[name]
     steps = _steps(wanted)
     digest = hashlib.blake2b(json.dumps([steps, wanted.imports]).encode(), digest_size=8).hexdigest()
@@ -111,11 +104,7 @@ OUR_PROBES = {"epoch": "contest", "paced": "data_wait", "save": "make_snapshots"
 
 
 class Contestant(NamedTuple):
-    """A loader with a tokenizer backend.
-
-    :ivar python: of its environment; empty for ours.
-    :ivar peer: the class of its peer; empty for ours.
-    """
+    """A loader with a tokenizer backend; a peer's has the Python of its environment, and its class."""
 
     name: str
     label: str

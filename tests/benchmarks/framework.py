@@ -58,13 +58,8 @@ def _watch(pid: int, peak: list[int], done: threading.Event) -> None:
             pause_s = max(LOOK_EVERY_S, (time.perf_counter() - began) / LOOKING_SHARE)
 
 
-def measured(
-    command: list[str], environment: dict[str, str] | None = None, *, watched: bool = False, timeout_s: float = 900
-) -> dict[str, Any]:
-    """What ``command`` prints as its last line; watched, with ``peak_pss_mb``.
-
-    :raises MeasurementError: if it ends with an error, or not in time.
-    """
+def measured(command, environment=None, *, watched=False, timeout_s=900):
+    """What ``command`` prints as its last line; watched, with ``peak_pss_mb``."""
     peak, done = [0], threading.Event()
     options: dict[str, Any] = {"cwd": ROOT, "env": os.environ | (environment or {}), "text": True}
     with (
@@ -117,12 +112,7 @@ at_least, at_most = partial(Goal, ">="), partial(Goal, "<=")
 
 @dataclass
 class Row:
-    """A line of the table.
-
-    :ivar code: S1 to S20, and S2b.
-    :ivar values: a value a round; empty where nothing was measured, and ``note`` says why.
-    :ivar is_reached: None where there is no goal.
-    """
+    """A line of the table: a value a round, or a note why there is none. Without a goal, ``is_reached`` is None."""
 
     code: str
     what: str
@@ -146,10 +136,8 @@ class Row:
 
 def show(values: list[float]) -> str:
     """Median, range and number."""
-    median, least, most = (
-        f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-        for value in (statistics.median(values), min(values), max(values))
-    )
+    found = statistics.median(values), min(values), max(values)
+    median, least, most = (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in found)
     return median if len(values) == 1 else f"{median} ({least} to {most}, n={len(values)})"
 
 
@@ -167,30 +155,28 @@ def ratios(above: list[float], below: list[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-class Bench:
-    """The inputs, and the rows and data of the figure that is being taken.
+def percent(shares: list[float]) -> list[float]:
+    return [100 * share for share in shares]
 
-    :param folder: for inputs, and for what the library keeps between runs.
-    :param peers: where the peers' environments are kept.
-    :param quick: small inputs and few rounds: whether everything runs, not how fast.
-    :param draws: also measure what only the plots show.
-    :ivar num_workers: of ours and of every peer's.
-    :ivar backends: tokenizer backends of this build, ``hf`` first.
-    :ivar data: figures behind the plots.
-    """
+
+def over(one: Figures, other: Figures, key: str = "rows_per_s") -> list[float]:
+    """The ratios of this figure."""
+    return ratios(one[key], other[key])
+
+
+class Bench:
+    """The inputs, and the rows and data of the figure that is being taken. ``quick`` ones tell whether everything runs,
+    and not how fast; ``data`` is for the plots, some of it only if it ``draws``."""
 
     num_workers = 2
 
-    def __init__(
-        self, folder: Path, tokenizer: str, peers: Path, large_mb: int, *, quick: bool, draws: bool = False
-    ) -> None:
+    def __init__(self, folder, tokenizer, peers, large_mb, *, quick, draws=False):
         self.folder, self.tokenizer, self.peers, self.quick, self.draws = folder, tokenizer, peers, quick, draws
         self.small_mb, self.fresh_mb, self.large_mb = (5, 20, 100) if quick else (50, 300, large_mb)
         self.num_rounds, self.num_long_rounds = (2, 1) if quick else (5, 3)
         self.fast_backends = installed()
         self.backends = ["hf", *self.fast_backends]
-        self.rows: list[Row] = []
-        self.data: dict[str, Any] = {}
+        self.rows, self.data = [], {}
         settings = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._environment = {"XDG_CACHE_HOME": str(folder / "cache"), **settings}
 
@@ -212,13 +198,15 @@ class Bench:
         """The small one many times."""
         return self.input(self.large_mb)
 
+    def rounds(self, *calls: Callable[[], dict[str, float]], num_rounds: int = 0) -> list[Figures]:
+        """So many; or few, as of what takes long."""
+        return rounds(*calls, num_rounds=num_rounds or self.num_long_rounds)
+
     def probe(self, name: str, **arguments: Any) -> dict[str, float]:
         """One measurement of ours in a process of its own."""
         return self.probe_of("tests.benchmarks.probe", name, **arguments)
 
-    def probe_of(
-        self, module: str, name: str, *, watched: bool = False, timeout_s: float = 900, **arguments: Any
-    ) -> dict[str, float]:
+    def probe_of(self, module, name, *, watched=False, timeout_s=900, **arguments):
         """One measurement by ``module``, in a process of its own."""
         command = [sys.executable, "-m", module, name, json.dumps(arguments)]
         found = measured(command, self._environment, watched=watched, timeout_s=timeout_s)

@@ -35,8 +35,7 @@ tokens: what the contestants do with those differs."""
 @cache
 def _words() -> tuple[list[str], list[str]]:
     """The running words of the standard library: of its docstrings, and of its sources."""
-    docstrings: list[str] = []
-    sources: list[str] = []
+    docstrings, sources = [], []
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
     for path in sorted(root.rglob("*.py")):
@@ -166,10 +165,8 @@ def fuzzed(folder: Path, num_rows: int, special_tokens: list[str]) -> Path:
     """A JSONL file of texts that no one writes: every script, combining marks, broken words, special tokens."""
     path, rng = folder / f"fuzzed_{num_rows}.jsonl", random.Random(0)
     path.unlink(missing_ok=True)  # of other special tokens
-    rows = (
-        {"input": "".join(_piece(rng, special_tokens) for _ in range(rng.randrange(1, 40))), "label": str(number)}
-        for number in range(num_rows)
-    )
+    texts = ("".join(_piece(rng, special_tokens) for _ in range(rng.randrange(1, 40))) for _ in range(num_rows))
+    rows = ({"input": text, "label": str(number)} for number, text in enumerate(texts))
     return made(path, _lines(rows))
 
 

@@ -11,31 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.contestants import OURS, PEERS
+from tests.benchmarks.figures.peers import KEYS
 from tests.benchmarks.framework import Row
-
-COLUMNS = {
-    "first_batch_s": ("first batch, s", ",.2f"),
-    "steady_rows_per_s": ("steady, rows/s", ",.0f"),
-    "end_to_end_rows_per_s": ("end to end, rows/s", ",.0f"),
-    "peak_pss_mb": ("memory, MB", ",.0f"),
-}
 
 
 def goals_table(content: dict[str, Any]) -> str:
     """Every row that has a goal, and every one that was not measured."""
     rows = [Row(**one) for figure in content["figures"].values() for one in figure["rows"]]
-    shown = [
-        f"{row.code} | {row.what} | {row.goal} | {row.result} | {row.verdict}" for row in rows if row.goal or row.note
-    ]
-    return "\n".join(["| | what | goal | result | |", "|---|---|---|---|---|", *(f"| {row} |" for row in shown)])
+    kept = [row for row in rows if row.goal or row.note]
+    shown = [f"| {row.code} | {row.what} | {row.goal} | {row.result} | {row.verdict} |" for row in kept]
+    return "\n".join(["| | what | goal | result | |", "|---|---|---|---|---|", *shown])
 
 
 def contest_table(results: dict[str, dict[str, list[float]]]) -> str:
     """Medians of everyone who went through a file."""
-    titles = [title for title, _ in COLUMNS.values()]
-    lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + len(COLUMNS)) + "|"]
+    titles = [f"{what}, {unit}" for what, unit in KEYS.values()]
+    lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
     for name, found in results.items():
-        cells = [format(statistics.median(found[key]), form) for key, (_, form) in COLUMNS.items()]
+        cells = [f"{statistics.median(found[key]):,.{2 * (unit == 's')}f}" for key, (_, unit) in KEYS.items()]
         lines.append(f"| {_label(name)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -123,12 +116,10 @@ def _logarithmic(axes: Any, *sides: str) -> None:
 def _lines(axes: Any, found: dict[str, dict[str, Any]], xlabel: str, ylabel: str, scale: float = 1) -> None:
     """A line for each contestant; ``scale`` makes per cent of shares."""
     for contestant, by_place in found.items():
-        places = [scale * float(place) for place in by_place]
-        values = [
-            scale * statistics.median(value if isinstance(value, list) else [value]) for value in by_place.values()
-        ]
+        values = [value if isinstance(value, list) else [value] for value in by_place.values()]
         label, colour = _look(contestant)
-        axes.plot(places, values, color=colour, label=label)
+        places = [scale * float(place) for place in by_place]
+        axes.plot(places, [scale * statistics.median(value) for value in values], color=colour, label=label)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.legend()

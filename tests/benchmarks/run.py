@@ -58,8 +58,7 @@ class Results:
 
     def __init__(self, path: Path, settings: dict[str, Any], *, resume: bool) -> None:
         self.path = path
-        self.figures: dict[str, Any] = {}
-        versions = {}
+        self.figures, versions = {}, {}
         for name in LIBRARIES:
             with contextlib.suppress(PackageNotFoundError):
                 versions[name] = version(name)

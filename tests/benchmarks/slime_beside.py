@@ -127,17 +127,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--mb", type=int, nargs="+", default=[50, 2000])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    table = {}
     for size in args.mb:
         path = str(prompts(args.folder, size))
         calls = [partial(probe, name, path, args.tokenizer) for name in CONTESTANTS]
         for name, result in zip(CONTESTANTS, rounds(*calls, num_rounds=args.rounds), strict=True):
-            table[f"{name} {size} MB"] = result
             print(f"{size:6} MB {name:8}", *(f"{key} {show(values)}" for key, values in result.items()), sep="  ")
-    if args.json:
-        args.json.write_text(json.dumps(table))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ def slow_hub(path: str, delay_s: float) -> Iterator[tuple[str, str, dict[str, st
     """All in a process of their own; gives the addresses of the hub and the file, and the bucket, if moto is there."""
     command = [sys.executable, "-m", "tests.benchmarks.slow_hub", path, str(delay_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None and process.stdin is not None
         try:
             hub, file, *bucket = process.stdout.readline().split()
             yield hub, file, dict(zip(("bucket", "direct", "slow"), bucket, strict=False))

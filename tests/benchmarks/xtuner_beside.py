@@ -16,15 +16,13 @@ Memory is proportional set size, looked at from outside; see :mod:`tests.benchma
 
 import argparse
 import json
-import platform
 import resource
 import sys
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.framework import measured, ratios, rounds, show
+from tests.benchmarks.framework import measured, over, rounds, show
 from tests.benchmarks.inputs import sft_chats
 
 SIDES = ("xtuner", "ours")
@@ -63,16 +61,14 @@ def probe(side: str, **settings: Any) -> dict[str, float]:
     return found
 
 
-def beside(title: str, num_rounds: int, keys: dict[str, str], **settings: Any) -> dict[str, dict[str, list[float]]]:
+def beside(title: str, num_rounds: int, keys: dict[str, str], **settings: Any) -> None:
     """Run the sides in turn and print what ``keys`` name; ratios are of the medians' own rounds."""
     calls = [partial(probe, side, **settings) for side in SIDES]
-    results = dict(zip(SIDES, rounds(*calls, num_rounds=num_rounds), strict=True))
+    results = rounds(*calls, num_rounds=num_rounds)
     print(f"\n{title}, median (range) of {num_rounds}")
     for key, label in keys.items():
-        theirs, ours = (results[side][key] for side in SIDES)
-        ratio = show(ratios(theirs, ours))
-        print(f"  {label:44} xtuner {show(theirs):26} ours {show(ours):26} ratio {ratio}", flush=True)
-    return results
+        theirs, ours, ratio = (show(values) for values in (*(side[key] for side in results), over(*results, key)))
+        print(f"  {label:44} xtuner {theirs:26} ours {ours:26} ratio {ratio}", flush=True)
 
 
 def main() -> None:
@@ -84,22 +80,13 @@ def main() -> None:
     parser.add_argument("--epoch-rows", type=int, default=50_000, help="rows of a whole epoch; 0 leaves it out")
     parser.add_argument("--epoch-rounds", type=int, default=1)
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     settings = {"tokenizer": args.tokenizer, "max_length": MAX_LENGTH, "num_workers": args.num_workers}
-    table: dict[str, Any] = {
-        "python": platform.python_version(),
-        "machine": platform.platform(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "datasets", "numpy")},
-        "settings": settings | {"rows": args.rows, "epoch_rows": args.epoch_rows},
-    }
     path = str(sft_chats(args.folder, args.rows))
-    table["first_batch"] = beside(f"first batch of {args.rows} rows", args.rounds, KEYS, path=path, **settings)
+    beside(f"first batch of {args.rows} rows", args.rounds, KEYS, path=path, **settings)
     if args.epoch_rows:
         settings |= {"path": str(sft_chats(args.folder, args.epoch_rows)), "epoch": True}
-        table["epoch"] = beside(f"an epoch of {args.epoch_rows} rows", args.epoch_rounds, EPOCH_KEYS, **settings)
-    if args.json:
-        args.json.write_text(json.dumps(table, indent=1))
+        beside(f"an epoch of {args.epoch_rows} rows", args.epoch_rounds, EPOCH_KEYS, **settings)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,8 @@ def load_xtuner(folder: Path) -> None:
     _module("cyclopts", Parameter=lambda **settings: settings)
     _module("xtuner.v1.utils.logger", **logs)
     utils = _module("xtuner.v1.utils", IGNORE_INDEX=-100, **logs)
-    for name, module in (
-        ("get_torch_device_module", "device"),
-        ("is_local_rank0", "dist_utils"),
-        ("SharedMemory", "misc"),
-        ("profile_time", "profile"),
-    ):
+    names = {"device": "get_torch_device_module", "dist_utils": "is_local_rank0", "misc": "SharedMemory"}
+    for module, name in (names | {"profile": "profile_time"}).items():
         setattr(utils, name, getattr(importlib.import_module(f"xtuner.v1.utils.{module}"), name))
 
 
@@ -91,9 +87,7 @@ class Theirs:
 class Ours:
     """The loader, with as many workers."""
 
-    def __init__(
-        self, path: str, tokenizer: str, cache: str, max_length: int, num_workers: int, backend: str = "hf"
-    ) -> None:
+    def __init__(self, path, tokenizer, cache, max_length, num_workers, backend="hf"):
         from asyncdata import ChatTokenizeFn, DataLoader, LengthGrouping, PackedCollator, SoftPacking
 
         self.loaded_s = self.indexed_s = seconds()

@@ -3,20 +3,14 @@
 A check is called with a :class:`~tests.conformance.lab.Lab` and returns what is wrong, or None.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from tests.conformance.lab import Knobs, Lab, NotApplicableError, difference, raised, resumes_after_a_kill, saved, taken
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tests.conformance.lab import Adapter, Loader
-
-    Body = Callable[[Lab], str | None]
+Body = Callable[[Lab], str | None]
 
 _SHUFFLED = Knobs(shuffle=True)
 _MAX_LINKS = 6
@@ -39,8 +33,7 @@ def second_resume(lab: Lab) -> str | None:
     """The state froze at the first resume, so the second began at the start. Here a new loader takes each batch."""
     rows, knobs = lab.data(), Knobs()
     whole = lab.run(rows, knobs).rows
-    found: list[int] = []
-    state = None
+    found, state = [], None
     for _ in range(_MAX_LINKS):
         with lab.open(rows, knobs, state) as loader:
             found += taken(loader, 1)
@@ -222,10 +215,9 @@ def exclusions(lab: Lab) -> str | None:
     return None
 
 
-def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]:
+def _reported(loader, states=None):
     """The rows to the end of the epoch, each batch reported: every third is solved; with states, all are."""
-    rows: list[int] = []
-    num_ends = 0
+    rows, num_ends = [], 0
     while num_ends < 2:  # the first end may be that of the interrupted epoch
         try:
             batch = [seen.row for seen in loader.next_batch()]
@@ -237,7 +229,7 @@ def _reported(loader: Loader, states: dict[int, str] | None = None) -> list[int]
             continue
 
         rows += batch
-        loader.report({row: row % 3 == 0 or states is not None for row in batch})  # type: ignore[attr-defined]
+        loader.report({row: row % 3 == 0 or states is not None for row in batch})
         if states is not None:
             states[len(rows)] = saved(loader)
     return rows
@@ -253,8 +245,7 @@ def other_weights(lab: Lab) -> str | None:
     lab.require("mixture")
     rows = lab.parts(len(_WEIGHTS), _PART_ROWS)
     knobs = Knobs(weights=_WEIGHTS)
-    before: list[int] = []
-    states: dict[int, str] = {}
+    before, states = [], {}
     with lab.open(rows, knobs) as loader:
         while len(states) < 4:
             before += taken(loader, 2 * knobs.batch_size)
@@ -320,13 +311,13 @@ class Report(NamedTuple):
         return "\n".join([f"{self.name} {self.version}: {counts}", *lines])
 
 
-def run_checks(adapter: Adapter, checks: Iterable[str] | None = None) -> Report:
+def run_checks(adapter, checks=None) -> Report:
     """Run the checks on a loader: all, or those of these names, in their order."""
     names = CHECKS if checks is None else checks
     return Report(adapter.name, adapter.version, [_outcome(name, adapter) for name in names])
 
 
-def _outcome(name: str, adapter: Adapter) -> Outcome:
+def _outcome(name, adapter) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="asyncdata-testing-") as folder:
         try:
             problem = CHECKS[name](Lab(adapter, folder))

@@ -3,8 +3,6 @@
 Needs only Python, as the whole kit does, so that it runs in the environment of any loader.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -13,11 +11,9 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 NUM_ROWS = 24
 _LIMIT_S = 120.0
@@ -91,6 +87,34 @@ class Loader(Protocol):
 
     def close(self) -> None:
         """Stop its processes."""
+
+
+class EpochByEpoch:
+    """A loader that iterates over one epoch after another, whose number is kept beside the state, as trainers do."""
+
+    epoch = 0
+    _batches: Any = None
+
+    def begin(self) -> Iterator[Any]:
+        """The batches of the epoch."""
+        raise NotImplementedError
+
+    @property
+    def batches(self) -> Iterator[Any]:
+        """Those that the epoch has left."""
+        if self._batches is None:
+            self._batches = self.begin()
+        return self._batches
+
+    def next_batch(self) -> Any:
+        try:
+            return next(self.batches)
+        except StopIteration:
+            self.epoch, self._batches = self.epoch + 1, None
+            raise
+
+    def close(self) -> None:
+        self._batches = None
 
 
 class Adapter(Protocol):
@@ -197,9 +221,7 @@ class Lab:
         with self.open(rows, knobs, state) as loader:
             return difference(left, taken(loader, len(left), num_epochs))
 
-    def resumes_everywhere(
-        self, rows: Rows, knobs: Knobs, num_epochs: int = 1, stops: slice = slice(None)
-    ) -> str | None:
+    def resumes_everywhere(self, rows, knobs, num_epochs=1, stops=slice(None)):
         """None if a run that is resumed at any of its batches continues exactly; otherwise the difference."""
         whole = self.run(rows, knobs, num_epochs)
         run = self.run(rows, knobs, num_epochs, with_states=True)
@@ -266,8 +288,7 @@ def resumes_after_a_kill(lab: Lab, rows: Rows, knobs: Knobs) -> str | None:
     """What is wrong with a run that is killed with SIGKILL after some batches and then resumed; None: nothing."""
     lab.require(*sorted(knobs.needs()))
     whole = lab.run(rows, knobs, 1).rows
-    before: list[int] = []
-    state = None
+    before, state = [], None
     with _child(lab, rows, knobs, None) as lines:
         for line in lines:
             batch = json.loads(line)

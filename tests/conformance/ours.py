@@ -1,18 +1,11 @@
 """The adapter of asyncdata itself. It passes every check."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from asyncdata import DataLoader, Mix, Outcomes, Part, PassRate, Shuffle, __version__
-from tests.conformance.lab import Seen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from asyncdata import Sample
-    from tests.conformance.lab import Knobs, Rows
+from tests.conformance.lab import EpochByEpoch, Knobs, Rows, Seen
 
 
 def every_1(rows: list[dict[str, Any]], keep_every: int = 1) -> list[dict[str, Any] | None]:
@@ -41,10 +34,12 @@ class AsyncData:
     name, version = "asyncdata", __version__
     lacks: Mapping[str, str] = {}
 
-    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+    def open(self, rows: Rows, knobs: Knobs) -> EpochByEpoch:
         """A loader over the files of ``rows``."""
+        weighed = zip(rows.paths, knobs.weights, strict=False)
+        parts = {f"part {number}": Part(path, weight=weight) for number, (path, weight) in enumerate(weighed)}
         loader = DataLoader(
-            _mixture(rows.paths, knobs.weights) if knobs.weights else rows.paths,
+            Mix(parts, on_mix_change="apply") if parts else rows.paths,  # a resume may come with other weights
             tokenize_fn=f"{__name__}:every_{knobs.keep_every}",
             batch_size=knobs.batch_size,
             num_workers=knobs.num_workers,
@@ -58,29 +53,17 @@ class AsyncData:
         return _Loader(loader)
 
 
-def _mixture(paths: list[str], weights: tuple[float, ...]) -> Mix:
-    """Each file as a part; a resume may come with other weights."""
-    parts = {f"part {number}": Part(path, weight=weights[number]) for number, path in enumerate(paths)}
-    return Mix(parts, on_mix_change="apply")
-
-
-class _Loader:
+class _Loader(EpochByEpoch):
     """As :class:`~tests.conformance.lab.Loader`."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._epoch: Iterator[list[Sample]] | None = None
-        self._batch: list[Sample] = []
+
+    def begin(self) -> Iterator[Any]:
+        return iter(self._loader)
 
     def next_batch(self) -> list[Seen]:
-        if self._epoch is None:
-            self._epoch = iter(self._loader)
-        try:
-            self._batch = next(self._epoch)
-        except StopIteration:
-            self._epoch = None
-            raise
-
+        self._batch = super().next_batch()
         return [Seen(int(sample.tokens[0]), sample.metadata["worker"]) for sample in self._batch]
 
     def report(self, solved: Mapping[int, bool]) -> None:

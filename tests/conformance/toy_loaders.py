@@ -23,10 +23,6 @@ class Toy:
         lines = [line for path in rows.paths for line in Path(path).read_text(encoding="utf-8").splitlines()]
         self.values = list(map(json.loads, lines))
 
-    @property
-    def is_inside(self):
-        return 0 < self.at < self.rows.num_rows
-
     def order(self, epoch):
         order = list(range(self.rows.num_rows))
         if self.knobs.shuffle:
@@ -35,9 +31,6 @@ class Toy:
 
     def is_kept(self, row):
         return row % self.knobs.keep_every == 0 and not self.values[row]["bad"] and row not in self.excluded
-
-    def worker_of(self, row):
-        return row % max(1, self.knobs.num_workers)
 
     def report(self, solved):
         self.solved |= {row for row, is_solved in solved.items() if is_solved}
@@ -49,7 +42,7 @@ class Toy:
             row = order[self.at]
             self.at += 1
             if self.is_kept(row):
-                found.append(Seen(row, self.worker_of(row)))
+                found.append(Seen(row, row % max(1, self.knobs.num_workers)))
         if not found:
             self.end_epoch()
             raise StopIteration
@@ -117,7 +110,7 @@ def after_what_was_read_ahead(toy):
 
 
 # A generator that is one row ahead, where batches are single rows.
-says_it_is_at("between_items", lambda toy: toy.at + (toy.knobs.batch_size == 1 and toy.is_inside))
+says_it_is_at("between_items", lambda toy: toy.at + (toy.knobs.batch_size == 1 and 0 < toy.at < toy.rows.num_rows))
 says_it_is_at("inside_a_transform", after_whole_transforms)
 # It counts only what it delivered.
 says_it_is_at("behind_a_filter", lambda toy: toy.num_delivered if toy.knobs.keep_every > 1 else toy.at)

@@ -9,12 +9,11 @@ import time
 import uuid
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from asyncdata.telemetry.reader import read
-from tests.faults.support.ends import METHODS
+from tests.faults.support.ends import KILLED, METHODS, RAY_WAYS, WAYS, Way
 from tests.support.faults import Program, record
 from tests.support.loading import NEVER_S, write_rows
 from tests.support.ranks import lengths, write
@@ -22,47 +21,6 @@ from tests.support.stores import HttpHost
 
 pytestmark = [pytest.mark.thorough, pytest.mark.faults, pytest.mark.timeout(600)]
 
-WITH, EXIT = "the loader was closed at the end of its `with`", "the interpreter ended"
-FAULT = ": ValueError: the trainer's own fault"
-GARBAGE = "the loader was garbage"
-KILLED = ""
-"""Nothing is left to write a last line."""
-
-
-class End(NamedTuple):
-    """What is seen of a way to end.
-
-    :ivar status: of the process; negative: the signal that killed it.
-    :ivar warns: whether a ResourceWarning tells of the loader that nothing closed.
-    :ivar told: the last line of each of its loaders in their telemetry, with the error that ended the run.
-    """
-
-    status: int
-    warns: bool
-    told: tuple[str, ...]
-
-
-ENDS = {
-    "`close()`, or the end of `with`": End(0, False, (WITH,)),
-    "return": End(0, True, (EXIT,)),
-    "the loader is garbage": End(0, True, (GARBAGE,)),
-    "an exception": End(1, True, (EXIT + FAULT,)),
-    "an exception leaves the `with`": End(1, False, (WITH + FAULT,)),
-    "`sys.exit(3)`": End(3, True, (EXIT,)),
-    "`sys.exit(3)` in a thread": End(0, True, (EXIT,)),
-    "an exception in a thread": End(0, True, (EXIT,)),
-    "return, while a thread waits for data": End(0, False, (EXIT,)),
-    "`KeyboardInterrupt`": End(-2, True, (EXIT,)),
-    "`KeyboardInterrupt` in `asyncio.run`": End(-2, True, (EXIT,)),
-    "a notebook's cell is interrupted, and run again": End(0, True, (GARBAGE, EXIT)),
-    "`os._exit(4)`": End(4, False, (KILLED,)),
-    "SIGTERM": End(-15, False, (KILLED,)),
-    "SIGKILL, also of a notebook's kernel": End(-9, False, (KILLED,)),
-    "a child of `multiprocessing` ends beside the loader": End(0, True, (EXIT,)),
-    "in a child of `multiprocessing`: return": End(0, False, (EXIT,)),
-    "in a child of `multiprocessing`: an exception": End(1, False, (EXIT + FAULT,)),
-    "in a child of `multiprocessing`: SIGTERM": End(-15, False, (KILLED,)),
-}
 LOADS = {
     "workers": ["workers"],
     "workers busy in C": ["workers", "busy"],
@@ -82,7 +40,7 @@ TRACED = re.compile("exception|nterrupt")
 def cells() -> list[object]:
     """Every way with everything; those that are not slow: each way once, and each load in some of the ways."""
     found = []
-    for way in ENDS:
+    for way in WAYS:
         is_child = way.startswith("in a child")
         for method in METHODS if is_child else [""]:
             for load in ["workers, telemetry", *LOADS]:
@@ -138,7 +96,7 @@ def ends_with(tmp_path, temporary, tokenizer, way, method, loads, policy="always
             programs.append(Program.of("ends", {**settings, "folder": str(folder), "rank": rank}))
         try:
             for folder, program in zip(folders, programs, strict=True):
-                check(program, folder, ENDS[way], loads, has_trace=has_trace)
+                check(program, folder, WAYS[way], loads, has_trace=has_trace)
         finally:
             for program in programs:
                 program.__exit__()
@@ -149,32 +107,24 @@ def ends_with(tmp_path, temporary, tokenizer, way, method, loads, policy="always
     assert not any("asyncdata" in name for name in os.listdir("/dev/shm"))
 
 
-def check(program: Program, folder: Path, end: End, loads: list[str], *, has_trace: bool) -> None:
+def check(program: Program, folder: Path, way: Way, loads: list[str], *, has_trace: bool) -> None:
     """It ends so, in time; none of its processes is left."""
     status, said = program.end(NEVER_S)
     ended = time.monotonic()
     program.assert_gone()
-    assert status == end.status, said
-    assert ("ResourceWarning: unclosed" in said) == end.warns, said
+    assert status == way.status, said
+    assert ("ResourceWarning: unclosed" in said) == way.warns, said
     assert "Fatal" not in said
-    assert "AD486" not in said or KILLED in end.told, "no alarm, unless the other rank was killed"
+    assert "AD486" not in said or KILLED in way.told, "no alarm, unless the other rank was killed"
     assert ("Traceback" in said) == has_trace, said
     if "telemetry" in loads:
-        assert whats_told(folder / "run") == end.told
+        assert whats_told(folder / "run") == way.told
     exit_s = ended - float((folder / "over").read_text())
     figures = {"exit_s": exit_s} if loads in (["workers"], ["workers", "telemetry"]) else {}
     record("R11", program.process.args[-1], exits=1, hangs=0, left=0, **figures)
 
 
 # Ray
-RAY = {
-    "`ray.kill(actor)`": KILLED,
-    "SIGKILL of a Ray actor": KILLED,
-    "`ray.actor.exit_actor()`": GARBAGE,
-    "the last handle of a Ray actor is gone": GARBAGE,
-    "a method of a Ray actor raises, and its last handle is gone": GARBAGE,
-    "the driver of a Ray actor ends": KILLED,
-}
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
@@ -185,7 +135,8 @@ def test_an_actor_leaves_no_process_however_it_ends(tmp_path, monkeypatch):
         program.said()
         program.assert_gone()
 
-    assert {way: whats_told(tmp_path / way / "run") for way in RAY} == {way: (told,) for way, told in RAY.items()}
+    found = {way: whats_told(tmp_path / way / "run") for way in RAY_WAYS}
+    assert found == {way: (told,) for way, (_, told) in RAY_WAYS.items()}
 
 
 # torchrun
@@ -194,22 +145,15 @@ TORCHRUN = ["closed", "closed, destroyed", "left open", "left open, destroyed", 
 
 
 def job(folder: Path, num_ranks: int, *ways: str) -> tuple[int, str, list[str]]:
-    """The status of torchrun, what it says, and what each rank says.
-
-    :param ways: of each pair of ranks, or of all together.
-    """
+    """The status of torchrun, what it says, and what each rank says; each pair of ranks has a way, or all have one."""
     pytest.importorskip("torch")
     path = write(folder / "rows.jsonl", lengths(60_000, 40))
     torchrun = "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--redirects", "3"
-    with Program(
-        *torchrun, f"--log-dir={folder}/logs", "-m", "tests.faults.support.torchrun_rank", str(path), *ways
-    ) as it:
+    rank = "-m", "tests.faults.support.torchrun_rank", str(path), *ways
+    with Program(*torchrun, f"--log-dir={folder}/logs", *rank) as it:
         status, said = it.end()
-    logs = [
-        "".join(log.read_text() for log in sorted((folder / "logs").glob(f"*/*/{rank}/std*.log"), reverse=True))
-        for rank in range(num_ranks)
-    ]
-    return status, said, logs
+    logs = [sorted(folder.glob(f"logs/*/*/{rank}/std*.log"), reverse=True) for rank in range(num_ranks)]
+    return status, said, ["".join(log.read_text() for log in of_rank) for of_rank in logs]
 
 
 def exits(said: str) -> dict[int, int]:

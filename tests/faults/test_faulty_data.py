@@ -25,7 +25,8 @@ from asyncdata.errors import EndOfData, SourceError
 from tests.faults.support.streaming import SHUFFLE, entry
 from tests.support.examples import each_value
 from tests.support.faults import num_rounds, record
-from tests.support.loading import NEVER_S, id_and_text, ids, row_id
+from tests.support.loaders import make
+from tests.support.loading import NEVER_S, id_and_text, row_id
 from tests.support.servers import SPOILED, STATUSES, FaultProxy, Faults, HttpServer, Request, Response, ranged
 from tests.support.sources import KINDS, frames, jsonl, make_rows, members
 
@@ -42,10 +43,7 @@ READ_WAYS["a JSONL file, by its index"] = ("a JSONL file", {"shuffle": "full", "
 
 
 class Reads:
-    """Reads of the library in this process: ``short`` or ``slow`` ones, or one that fails.
-
-    :param fail_at: the number of the read that raises ``error``, from 1.
-    """
+    """Reads of the library in this process: ``short`` or ``slow`` ones, or one that fails, counted from 1."""
 
     def __init__(self, how: str = "", fail_at: int = 0, error: OSError | None = None) -> None:
         self.number = self.num_faults = 0
@@ -71,7 +69,6 @@ def faulty(how: str = "", **settings: Any) -> Iterator[Reads]:
 
     class FaultyFile(io.FileIO):
         def read(self, num_bytes: int | None = -1) -> bytes:
-            assert num_bytes is not None
             return super().read(num_bytes) if num_bytes < 0 else reads.read(num_bytes, super().read)
 
     def faulty_pread(fd: int, num_bytes: int, offset: int) -> bytes:
@@ -93,26 +90,24 @@ def way(request, tmp_path) -> tuple[Any, dict[str, Any]]:
     return KINDS[kind].write(tmp_path, make_rows(READ_ROWS)), knobs
 
 
-def opened(source: Any, **knobs: Any) -> DataLoader:
-    settings = {"tokenize_fn": row_id, "shuffle": SHUFFLE, "epochs": EPOCHS, "num_workers": 0, "timeout_s": NEVER_S}
-    return DataLoader(source, **settings | knobs)
+def opened(source: Any, tokenize_fn: Any = row_id, **knobs: Any) -> DataLoader:
+    return make(source, tokenize_fn, **{"shuffle": SHUFFLE, "epochs": EPOCHS} | knobs)
 
 
-def rest_of(loader: DataLoader, found: list[tuple[Any, ...]]) -> None:
-    """Append what comes until the end, or until an error; it comes out of here."""
-    is_ended = False
-    while not is_ended:
+def take(loader: DataLoader, found: list[Any], stop: int = 1 << 62) -> None:
+    """Append what comes until ``stop`` are there, until the end, or until an error, which comes out of here."""
+    while len(found) < stop:
         try:
             samples = loader.get_next_batch(10)
         except EndOfData as end:
-            samples, is_ended = end.samples, True
+            samples, stop = end.samples, 0
         found += [(sample.index, *sample.tokens.tolist()) for sample in samples]
 
 
-def all_of(source: Any, **knobs: Any) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
+def all_of(source: Any, **knobs: Any) -> list[Any]:
+    found: list[Any] = []
     with opened(source, **knobs) as loader:
-        rest_of(loader, found)
+        take(loader, found)
     return found
 
 
@@ -137,13 +132,12 @@ def test_a_read_that_fails_is_named_and_a_resume_goes_on_with_the_next_sample(wa
     places = sorted({1 + place * quiet.number // READ_ROUNDS for place in range(READ_ROUNDS)})
     paths = [source] if isinstance(source, str) else source
     for place in places:
-        found: list[tuple[Any, ...]] = []
-        state, loader = None, None
+        found, state, loader = [], None, None
         with faulty(fail_at=place, error=error) as reads:
             try:
                 with opened(source, **knobs) as loader:
                     try:
-                        rest_of(loader, found)
+                        take(loader, found)
                     finally:
                         state = json.dumps(loader.state_dict())
             except SourceError as raised:
@@ -156,7 +150,7 @@ def test_a_read_that_fails_is_named_and_a_resume_goes_on_with_the_next_sample(wa
         if state is not None:
             with opened(source, **knobs) as loader:
                 loader.load_state_dict(json.loads(state))
-                rest_of(loader, found)
+                take(loader, found)
             assert found == expected, place
 
     record("IO", "failed reads, and resumes", faults=len(places), lost=0, repeated=0, unnamed=0)
@@ -206,8 +200,7 @@ class Way(NamedTuple):
     def loader(self, path: Path, **knobs: Any) -> DataLoader:
         is_arrow = self.make is arrow
         source: Any = HuggingFaceSource("arrow", data_files=str(path), split="train") if is_arrow else str(path)
-        settings = {"tokenize_fn": row_id, "shuffle": SHUFFLE, "epochs": 2, "num_workers": 0, "timeout_s": NEVER_S}
-        return DataLoader(source, **settings | self.knobs | knobs)
+        return opened(source, **self.knobs | knobs)
 
 
 FILES = {
@@ -253,27 +246,18 @@ CHANGES: dict[str, tuple[Callable[[Path, bytes], Any], bool]] = {
 }
 
 
-def take(loader: DataLoader, found: list[int], stop: int = 1 << 62) -> None:
-    """Append ids until there are no more, or ``stop`` are there."""
-    try:
-        while len(found) < stop:
-            found += ids(loader.get_next_batch(20))
-    except EndOfData as end:
-        found += ids(end.samples)
-
-
 def under_change(path: Path, way: Way, change: str, chance: random.Random, num_workers: int) -> None:
     path.parent.mkdir()
-    make, keeps_rows = CHANGES[change]
+    changed, keeps_rows = CHANGES[change]
     path.write_bytes(way.make(range(FIRST, FIRST + way.num_rows)))
-    expected, found, is_whole = list[int](), list[int](), True
+    expected, found, is_whole = [], [], True
     with way.loader(path) as loader:
         take(loader, expected)
     with way.loader(path, num_workers=num_workers, buffer_size=chance.choice([1, 50])) as loader:
         if chance.random() < 0.5:
             loader.state_dict()  # with the fingerprint of the content
         take(loader, found, chance.choice([40, way.num_rows // 2, way.num_rows]))
-        make(path, way.make(range(OTHER, OTHER + way.num_rows)))
+        changed(path, way.make(range(OTHER, OTHER + way.num_rows)))
         try:
             take(loader, found)
         except SourceError as error:
@@ -326,19 +310,13 @@ def origin(path) -> Iterator[str]:
         yield server.url
 
 
-def make(source: object, num_workers: int = 0, **knobs: Any) -> DataLoader:
-    settings = {"tokenize_fn": id_and_text, "shuffle": SHUFFLE, "timeout_s": NEVER_S}
-    return DataLoader(source, num_workers=num_workers, **settings | knobs)
-
-
 def stream(proxy: FaultProxy, num_faults: int, num_workers: int, chance: random.Random, **knobs: Any) -> Run:
     """Deliver until the proxy has made so many faults; after an error, resume in a new loader."""
     source = JsonlSource(f"{proxy.url}/rows.jsonl?{SECRET}", storage_options={"retry_timeout_s": NEVER_S})
-    found: list[list[int]] = []
-    errors, kills, state = [], 0, ""
+    found, errors, kills, state = [], [], 0, ""
     while proxy.num_faults < num_faults:
         try:
-            loader = make(source, num_workers, **knobs)
+            loader = opened(source, id_and_text, num_workers=num_workers, epochs=None, **knobs)
         except SourceError as error:  # its first bytes are looked at
             errors.append(str(error))
             continue
@@ -378,7 +356,7 @@ def test_what_is_delivered_is_d_whatever_the_store_answers(path, origin, kind, n
     with FaultProxy(origin, Faults((kind,), share=share, seed=chance.randrange(1 << 30))) as proxy:
         run = stream(proxy, FAULTS, num_workers, chance)
         faults = proxy.num_faults
-    with make(str(path)) as loader:
+    with opened(str(path), id_and_text, epochs=None) as loader:
         expected = [entry(sample) for sample in loader.get_next_batch(max(1, len(run.entries)))][: len(run.entries)]
     places = [tuple(item[1:4]) for item in run.entries]
     lost = len({tuple(item[1:4]) for item in expected} - set(places))
@@ -396,12 +374,9 @@ def test_workers_that_are_killed_while_they_keep_blocks_leave_only_whole_ones(pa
     """Two loaders share the blocks, whose limit is less than the data: what one keeps, the other removes."""
     cache = Cache(folder=str(tmp_path), remote_max_bytes=64 << 10)
     with FaultProxy(origin, Faults(("503", "cut"), share=0.3, seed=11)) as proxy, ThreadPoolExecutor(2) as threads:
-        asked = [
-            threads.submit(stream, proxy, 4 * FAULTS, 2, random.Random(number), cache=cache) for number in range(2)
-        ]
-        runs = [one.result() for one in asked]
+        runs = list(threads.map(lambda seed: stream(proxy, 4 * FAULTS, 2, random.Random(seed), cache=cache), range(2)))
         faults = proxy.num_faults
-    with make(str(path)) as loader:
+    with opened(str(path), id_and_text, epochs=None) as loader:
         expected = [entry(sample) for sample in loader.get_next_batch(max(len(run.entries) for run in runs))]
     kills = sum(run.kills for run in runs)
     record("STORE", "blocks on the disk", faults=faults, kills=kills, lost=0, repeated=0, unnamed=0)

@@ -34,9 +34,7 @@ def told(of: str, error: Exception, seconds: float, *names: str, num_tries: int 
     assert not unnamed, f"{unnamed} not in: {error}"
 
 
-def told_by_the_timeout(
-    of: str, loader: DataLoader, is_over: threading.Event, expected: list[int], *names: str
-) -> None:
+def told_by_the_timeout(of, loader, is_over, expected, *names):
     """A call for what is ``expected`` times out until ``is_over`` is set, and has consumed nothing."""
     began = time.monotonic()
     with pytest.raises(PrefetchTimeoutError) as caught:

@@ -73,11 +73,7 @@ NAMES += ["!!python/object", "$type", "_target_", "_type", "auto_map", "tokenize
 
 
 class Hostile:
-    """Makes what runs if it is given the chance.
-
-    :param folder: where the mark would be, and a module that leaves it.
-    :ivar mark: a path that exists if anything ran.
-    """
+    """Makes what leaves a mark if it is given the chance to run; and a module that leaves it."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.mark = folder / "mark"

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 
 from asyncdata import DataLoader, Limits, Mix, Part
 from tests.faults.support.streaming import PACKS, Log, delivered, entry, num_lines, read_log, with_media
+from tests.support import loaders
 from tests.support.faults import Program, num_rounds, record, until
-from tests.support.loading import NEVER_S, SHUFFLE, id_and_text, order_of, write_rows
+from tests.support.loading import NEVER_S, id_and_text, order_of, write_rows
 from tests.support.parts import change
 from tests.support.sources import frames, write
 
@@ -30,8 +32,7 @@ DENSE_KILLS = min(16, num_rounds(quick=12, full=16))  # with the waits between t
 NUM_ROWS = 2000
 
 
-def make(source: Path | Mix, tokenize_fn: Any = id_and_text, **knobs: Any) -> DataLoader:
-    return DataLoader(source, tokenize_fn=tokenize_fn, **{"shuffle": SHUFFLE, "timeout_s": NEVER_S} | knobs)
+make = partial(loaders.make, tokenize_fn=id_and_text)
 
 
 def pids(loader: DataLoader, *states: str) -> list[int]:
@@ -52,15 +53,10 @@ def family(loader: DataLoader) -> list[int]:
 
 
 class Killer:
-    """Sends ``number`` signals to processes of the pool, from a thread.
+    """Sends ``number`` signals from a thread: to one of the ``victims`` each time, at a random instant after something
+    was delivered; None: to all processes of the pool, the moment that they are seen."""
 
-    :param victims: the processes of which one is chosen each time, at a random instant after something was delivered;
-        None: all are hit the moment that they are seen.
-    """
-
-    def __init__(
-        self, loader: DataLoader, number: int, seed: int, victims: Any, number_of_signal: int = signal.SIGKILL
-    ) -> None:
+    def __init__(self, loader, number, seed, victims, number_of_signal=signal.SIGKILL):
         self.num_sent = 0
         self._loader, self._number, self._victims, self._signal = loader, number, victims, number_of_signal
         self._chance = random.Random(seed)
@@ -215,14 +211,10 @@ class Chain:
         folder.mkdir()
         self.logs: list[Log] = []
         self._folder, self._kind, self._chance = folder, kind, chance
-        self._paths = [
-            str(
-                coded(
-                    write_rows(folder / f"{part}.jsonl", len(ids), {i: {"id": id_} for i, id_ in enumerate(ids)}), kind
-                )
-            )
-            for part, ids in enumerate(ids_of(kind))
-        ]
+        self._paths = []
+        for part, ids in enumerate(ids_of(kind)):
+            special = {number: {"id": id_} for number, id_ in enumerate(ids)}
+            self._paths.append(str(coded(write_rows(folder / f"{part}.jsonl", len(ids), special), kind)))
 
     def settings(self, log, **knobs: Any) -> dict[str, Any]:
         chance = self._chance
@@ -249,9 +241,7 @@ class Chain:
         settings |= {"snapshot": str(self._folder / "none"), "save_every": 10**9}
         with Program.of("streaming", settings) as program:
             program.said()
-        found = read_log(log)
-        assert found is not None
-        return found.entries
+        return read_log(log).entries
 
     def run(self, number: int, *, may_kill: bool) -> bool:
         """One more process; whether it was killed before the end."""
@@ -318,10 +308,7 @@ def write_waiting(folder) -> str:
 
 
 def kill_trainer(folder, doing: str, chance: random.Random, *, forks: bool = False) -> tuple[int, float]:
-    """How many workers there were when it was killed, and how long they took to be gone.
-
-    :param forks: whether it has forked a child, which lives on.
-    """
+    """How many workers there were when it was killed, and how long they took to be gone; a child may live on."""
     path, began, ready = write_waiting(folder), folder / "began", folder / "ready"
     state = "none" if doing == "not asked for yet" else "idle" if doing.startswith("idle") else "busy"
     settings = {"do": "waiting", "path": path, "tokenize_fn": BUSY[doing], "ready": str(ready), "state": state}

@@ -32,11 +32,9 @@ RESTARTS = num_rounds(quick=8, full=200)
 WATCHDOG_S = 60.0
 WALK_ROWS, BATCH = num_rounds(quick=6000, full=20_000), 50
 RESTART_KINDS: dict[str, dict[str, Any]] = {
-    "blocks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
-    "index": {"shuffle": "full"},
-    "stream": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
+    **dict.fromkeys(("blocks", "stream", "ranks"), {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)}),
     "mixture": {"shuffle": Shuffle(block_bytes=8192, window_blocks=16)},
-    "ranks": {"shuffle": Shuffle(block_bytes=8192, window_blocks=32)},
+    "index": {"shuffle": "full"},
 }
 RESTART_WAYS = ["loop", "set_epoch", "load_state_dict", "exclude", "reopen"]
 TOKENIZE = "tests.support.loading:row_id"
@@ -59,23 +57,14 @@ def source_of_kind(kind: str, folder: Path) -> Any:
 
 
 class Walk:
-    """A loader that is restarted; and a model of it: the row of the order that comes next, and who is left out.
+    """A loader that is restarted; and a model of it: the row of the order that comes next, and who is left out. The
+    order is the ids of each epoch; ``at_rest``, at the end of its data, it has so many slots in use."""
 
-    :param order: the ids of each epoch.
-    :param places: where each row lies.
-    :param at_rest: the slots that a loader has in use at the end of its data.
-    :param rank: of two, if there are meetings.
-    :ivar did: what was done.
-    """
-
-    def __init__(
-        self, source: Any, kind: str, order: list[list[int]], places: dict[int, Any], at_rest: int, rank: int
-    ) -> None:
+    def __init__(self, source, kind, order, places, at_rest, rank):
         self.source, self.kind, self.order, self.places, self.rank = source, kind, order, places, rank
         self.chance, self.world_size, self.at_rest = random.Random(RESTARTS), 1 + (kind == "ranks"), at_rest
         self.at: tuple[int, int, frozenset[int]] = 0, 0, frozenset()
-        self.states: list[tuple[Any, tuple[int, int, frozenset[int]]]] = []
-        self.did: list[str] = []
+        self.states, self.did = [], []
 
     def run(self, num_restarts: int, meetings: dict[int, Meeting]) -> None:
         number = 0
@@ -97,12 +86,9 @@ class Walk:
             number += 1
 
     def opened(self, meeting: Meeting) -> Any:
-        knobs: dict[str, Any] = {"num_workers": self.chance.choice([0, 1, 2]), "timeout_s": WATCHDOG_S}
-        knobs |= {
-            "epochs": len(self.order),
-            "buffer_size": self.chance.choice([64, 1000]),
-            "event_loop": self.chance.choice(["asyncio", "trio"]),
-        }
+        choices = {"num_workers": [0, 1, 2], "buffer_size": [64, 1000], "event_loop": ["asyncio", "trio"]}
+        knobs: dict[str, Any] = {name: self.chance.choice(values) for name, values in choices.items()}
+        knobs |= {"epochs": len(self.order), "timeout_s": WATCHDOG_S}
         if self.kind == "ranks":
             knobs["ranks"] = Ranks(rank=self.rank, world_size=2, exchange=meeting.of(self.rank))
         face = self.chance.choice(sorted(FACES))

@@ -68,9 +68,8 @@ class Checkpoints(Snapshots):
 
     def moment(self, number: int) -> Moment:
         """Groups that are always there, of this checkpoint and the one before, and of this one."""
-        groups = [
-            [{"response": name * 40, "tokens": [1, 2]}] for name in ("always", f"{number // 2} pair", f"{number} own")
-        ]
+        names = "always", f"{number // 2} pair", f"{number} own"
+        groups = [[{"response": name * 40, "tokens": [1, 2]}] for name in names]
         entries = tuple(Entry([object()], checkpoint.GroupRecord(group)) for group in groups)
         return Moment(Numbering(sample_group_index=number), entries, None, {})
 

@@ -178,7 +178,7 @@ def through(path: Path, stages: Iterable[tuple[Stage, int | None]], **knobs: Any
     """The steps of a run that is resumed by other ranks at each stage, from the state of the last rank."""
     state, found, num_left_out = None, [], 0
     for (world_size, batch_size, accumulation), num_steps in stages:
-        with Ranks(path, world_size, state, batch_size, gradient_accumulation=accumulation, **knobs) as ranks:
+        with Ranks(path, world_size, state, accumulation, batch_size=batch_size, **knobs) as ranks:
             found.append(list(ranks.steps(num_steps)))
             state = json.loads(json.dumps(ranks.loaders[-1].state_dict()))
             num_left_out = sum(ranks.loaders[-1].statistics().unpacked_tokens_total.values())

@@ -61,9 +61,8 @@ def knobs(**changes):
     }
 
 
-SAMPLES = {"packing": None, "length_grouping": None, "batch_size": 7} | {
-    "collate_fn": lambda samples: [sample.tokens for sample in samples]
-}
+SAMPLES = {"packing": None, "length_grouping": None, "batch_size": 7}
+SAMPLES["collate_fn"] = lambda samples: [sample.tokens for sample in samples]
 KINDS = {"packed": {}, "samples": SAMPLES, "rank 1 of 2": {"ranks": {"rank": 1, "world_size": 2}}}
 
 
@@ -183,10 +182,8 @@ def order_view(source, rows_per_epoch=None, **changes):
 
 
 def trainer_of(**changes):
-    """What ``attach`` uses of transformers' ``Trainer``; and with ``num_generations`` TRL's that group prompts.
-
-    ``tp``, ``cp`` and ``sp`` are the sizes of its tensor, context and sequence parallelism.
-    """
+    """What ``attach`` uses of transformers' ``Trainer``, which has sizes of its tensor (``tp``), context and sequence
+    parallelism; with ``num_generations`` TRL's that group prompts."""
     arguments = {"max_steps": STEPS, "world_size": 1, "process_index": 0, "gradient_accumulation_steps": 1}
     arguments |= {"generation_batch_size": 4, "steps_per_generation": 1, "output_dir": "out", "num_train_epochs": 3}
     groups = {name: changes.pop(name) for name in ("num_generations", "num_iterations") if name in changes}

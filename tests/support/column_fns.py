@@ -158,9 +158,7 @@ def media_of(number: int, items: int) -> Any:
 
 def write_rows(path: Any, faults: dict[int, str] | None = None, num_rows: int = 60, items: int = 3) -> str:
     """A file of rows, each with so many items, but every fifth with none."""
-    rows = [
-        {"id": number, "items": items if number % 5 else 0, "fault": (faults or {}).get(number)}
-        for number in range(num_rows)
-    ]
+    faults = faults or {}
+    rows = ({"id": n, "items": items if n % 5 else 0, "fault": faults.get(n)} for n in range(num_rows))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)

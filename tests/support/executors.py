@@ -28,9 +28,7 @@ from tests.support.loading import NEVER_S
 class Client:
     """Asks a running executor, as the read-ahead does, and keeps what it is told."""
 
-    def __init__(
-        self, executor: Any, path: Path, function: Any, *, block_bytes=4096, slack_bytes=256, max_row_bytes=1 << 20
-    ) -> None:
+    def __init__(self, executor, path, function, *, block_bytes=4096, slack_bytes=256, max_row_bytes=1 << 20):
         self.executor = executor
         self.files = JsonlSource(str(path), max_row_bytes=max_row_bytes).open(block_bytes)
         sizes = {"max_row_bytes": max_row_bytes, "block_bytes": block_bytes, "slack_bytes": slack_bytes}
@@ -200,17 +198,8 @@ class BadRow(str):
     __slots__ = ()
 
 
-def chunk_of(
-    *rows: int | list[int] | str | BadRow,
-    first: Position = START,
-    ends_epoch: bool = False,
-    path: str = "rows.jsonl",
-    columns: dict[str, Any] | None = None,
-) -> Chunk:
-    """A chunk of these rows: tokens are kept, a word is why one is dropped, a BadRow is bad.
-
-    :param columns: the same for every row that is kept.
-    """
+def chunk_of(*rows, first=START, ends_epoch=False, path="rows.jsonl", columns=None):
+    """A chunk of these rows: tokens are kept, with these ``columns``, a word is why one is dropped, a BadRow is bad."""
     out = ColumnWriter()
     encoded = {name: json.dumps(value).encode() for name, value in (columns or {}).items()}
     for number, row in enumerate(rows):

@@ -43,10 +43,8 @@ MARK = "ASYNCDATA_FAULT_MARK"
 
 
 def num_rounds(quick: int, full: int, long: int | None = None) -> int:
-    """Rounds of a test: ``quick``, or what ASYNCDATA_FAULT_ROUNDS says: a number, ``full`` or ``long``.
-
-    :param long: None: ten times ``full``.
-    """
+    """Rounds of a test: ``quick``, or what ASYNCDATA_FAULT_ROUNDS says: a number, ``full`` or ``long``, ten times
+    it."""
     wanted = os.environ.get("ASYNCDATA_FAULT_ROUNDS", "")
     named = {"": quick, "quick": quick, "full": full, "long": 10 * full if long is None else long}
     return named[wanted] if wanted in named else int(wanted)
@@ -69,15 +67,9 @@ def is_alive(pid: int) -> bool:
 
 
 class Program:
-    """A Python program of ours, and everything that it has started.
+    """``python`` with these arguments, and everything that it has started; one that coverage may measure too."""
 
-    :param arguments: what stands behind ``python`` on the command line.
-    :param is_measured: whether a run under ``coverage`` measures it too.
-    """
-
-    def __init__(
-        self, *arguments: str, own_group: bool = False, is_measured: bool = True, options: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, *arguments, own_group=False, is_measured=True, options=()):
         self._mark = f"{MARK}={uuid.uuid4().hex}".encode()
         name, value = self._mark.decode().split("=")
         self._said = tempfile.TemporaryFile()
@@ -122,8 +114,7 @@ class Program:
 
     def kill_when(self, is_due: Callable[[], bool] | None, pause: Callable[[], object]) -> bool:
         """Kill it once ``is_due``, after a pause; None: let it end. Return whether it was killed before its own end,
-        which must be a good one. Nothing of it is left.
-        """
+        which must be a good one. Nothing of it is left."""
         was_killed = False
         if is_due is not None:
             until(lambda: is_due() or self.has_ended)
@@ -169,12 +160,7 @@ class Program:
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a figure has to be.
-
-    :ivar title: what is measured.
-    :ivar at_least: how much must have been tried, by the name of the count.
-    :ivar at_most: what must not be exceeded.
-    """
+    """What is measured, how much of each count must have been tried, and what must not be exceeded."""
 
     title: str
     at_least: dict[str, float] = {}
@@ -182,11 +168,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """What one test has found.
-
-    :ivar name: ``R1`` and so on.
-    :ivar of: what it was measured on.
-    """
+    """What one test has found of a figure, as ``R1``, and on what."""
 
     name: str
     of: str
@@ -194,52 +176,35 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 _IN_ORDER: dict[str, float] = {"lost": 0, "repeated": 0, "out_of_order": 0}
+_LEAKS = ("fds", "threads", "children", "shared_memory", "temporary_files")
+_NAMED: dict[str, float] = {"lost": 0, "repeated": 0, "unnamed": 0}
 
 TARGETS = {
     "R1": Target("kill -9 and SIGSTOP of random workers", {"kills": 200}, _IN_ORDER),
     "RAY": Target(
-        "kill -9 of actors on a Ray cluster, and lost nodes", {"kills": 60, "nodes": 10}, {**_IN_ORDER, "left": 0}
-    ),
+        "kill -9 of actors on a Ray cluster, and lost nodes", {"kills": 60, "nodes": 10}, {**_IN_ORDER, "left": 0}),
     "R2": Target("SIGKILL of the whole process, and resume", {"kills": 200}, _IN_ORDER),
     "R3": Target("one order: workers x dp x buffer x batch x loop", {"settings": 324}, {"other_digests": 0}),
     "R4": Target("a snapshot's writer dies at each of its calls", {"deaths": 1000}, {"unreadable": 0, "too_old": 0}),
-    "R5": Target(
-        "damaged and foreign files given to restore",
-        {"files": 10_000},
-        {"accepted": 0, "other_errors": 0, "code_runs": 0, "peak_mb": 50},
-    ),
+    "R5": Target("damaged and foreign files given to restore", {"files": 10_000},
+                 {"accepted": 0, "other_errors": 0, "code_runs": 0, "peak_mb": 50}),
     "R7": Target("SIGKILL of the trainer; its workers are gone", {"kills": 100}, {"left": 0, "gone_s": 2}),
-    "R8": Target(
-        "cancelled at each await of each public coroutine",
-        {"cancels": 1000},
-        {"lost": 0, "repeated": 0, "leaked_tasks": 0, "hangs": 0},
-    ),
+    "R8": Target("cancelled at each await of each public coroutine", {"cancels": 1000},
+                 {"lost": 0, "repeated": 0, "leaked_tasks": 0, "hangs": 0}),
     "R9": Target("KeyboardInterrupt and timeouts in a call", {"interrupts": 1000}, _IN_ORDER),
-    "R10": Target(
-        "a long run: memory and everything that can leak",
-        {"samples": 1_000_000},
-        {"rss_mb_per_100k": 1, "fds": 0, "threads": 0, "children": 0, "shared_memory": 0, "temporary_files": 0},
-    ),
+    "R10": Target("a long run: memory and everything that can leak", {"samples": 1_000_000},
+                  {"rss_mb_per_100k": 1, **dict.fromkeys(_LEAKS, 0)}),
     "R11": Target("a program ends, in whatever way", {"exits": 100}, {"hangs": 0, "left": 0, "exit_s": 1}),
     "R12": Target("restore at position 10 M; a snapshot's pause", {"position": 1e7}, {"restore_s": 1, "pause_ms": 5}),
     "R13": Target(
-        "a hang is an error that names it; a row is tried twice", {"hangs": 3}, {"beyond_timeout_s": 1, "unnamed": 0}
-    ),
+        "a hang is an error that names it; a row is tried twice", {"hangs": 3}, {"beyond_timeout_s": 1, "unnamed": 0}),
     "R14": Target("steps of state machines, each beside its model", {"steps": 1_000_000}, {"counterexamples": 0}),
-    "WAKE": Target(
-        "restarts in random places, with delays at every await and every callback",
-        {"restarts": 1000},
-        {"out_of_order": 0, "hangs": 0, "left": 0},
-    ),
-    "IO": Target(
-        "reads that fail, come short, late or changed", {"faults": 500}, {"lost": 0, "repeated": 0, "unnamed": 0}
-    ),
-    "STORE": Target(
-        "requests to a store that fail, are cut, or are answered with other bytes",
-        {"faults": 500, "kills": 20},
-        {"lost": 0, "repeated": 0, "unnamed": 0},
-    ),
-}
+    "WAKE": Target("restarts in random places, with delays at every await and every callback", {"restarts": 1000},
+                   {"out_of_order": 0, "hangs": 0, "left": 0}),
+    "IO": Target("reads that fail, come short, late or changed", {"faults": 500}, _NAMED),
+    "STORE": Target("requests to a store that fail, are cut, or are answered with other bytes",
+                    {"faults": 500, "kills": 20}, _NAMED),
+}  # fmt: skip
 _WORST = ("_mb_per_100k", "_ms", "_mb", "_s", "position")
 """Counts whose names end so are not added up: the largest of them counts."""
 
@@ -328,7 +293,6 @@ def delayed(seed: int) -> Iterator[dict[Any, int]]:
             threading.setprofile(None)  # type: ignore[arg-type]
 
 
-_FOLDER = asyncdata.__path__[0]
 _WEAK = frozenset({_weakrefset.__file__, weakref.__file__})
 
 
@@ -337,8 +301,7 @@ class _Tracer:
 
     def __init__(self, point: int) -> None:
         self.left = point
-        self._last: dict[FrameType, str] = {}
-        self._callers: set[FrameType | None] = set()
+        self._last, self._callers = {}, set()
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         caller = frame.f_back
@@ -369,7 +332,7 @@ class _Tracer:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_FOLDER)
+    return frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def _is_finalizer(frame: FrameType) -> bool:
@@ -379,10 +342,7 @@ def _is_finalizer(frame: FrameType) -> bool:
 
 
 def interrupted_at(point: int, call: Callable[[], Any]) -> Any:
-    """The result of ``call``, if it has no more than ``point`` such instants.
-
-    :raises KeyboardInterrupt: if it has.
-    """
+    """The result of ``call``, or KeyboardInterrupt if it has more than ``point`` such instants."""
     before = sys.gettrace()
     gc.disable()  # finalizers of what other tests left behind are not in question
     sys.settrace(_Tracer(point))

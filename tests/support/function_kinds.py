@@ -11,14 +11,8 @@ ASKED = f"<|im_start|>user\nWhat is café?{END}\n<|im_start|>assistant\n"
 
 
 class Kind(NamedTuple):
-    """A tokenize function.
-
-    :ivar make: makes it of a tokenizer's folder and settings.
-    :ivar row: a row for it.
-    :ivar key: the row's key of which most of the tokens are.
-    :ivar text: the text of the row's tokens, without padding.
-    :ivar trained: what of it is trained; None if its samples have no labels.
-    """
+    """A tokenize function of a tokenizer's folder and settings; a row, and its ``key`` of which most of the tokens are;
+    their text without padding, and what of it is trained, None if samples have no labels."""
 
     make: Callable[..., Any]
     row: dict[str, Any]

@@ -86,9 +86,7 @@ def state_after(source: Any, number: int, tokenize_fn: Any = row_id, **knobs: An
         return loader.state_dict()
 
 
-def resumed(
-    source: Any, state: dict[str, Any], number: int, tokenize_fn: Any = row_id, allow_changed: Any = (), **knobs: Any
-) -> list[int]:
+def resumed(source, state, number, tokenize_fn=row_id, allow_changed=(), **knobs):
     """The ids of so many samples of a run that resumes from ``state``."""
     with make(source, tokenize_fn, **knobs) as loader:
         loader.load_state_dict(state, allow_changed=allow_changed)
@@ -156,9 +154,7 @@ def is_alive(loader: DataLoader | AsyncDataLoader) -> bool:
     return thread is not None and thread.is_alive()
 
 
-def slow_to_close(
-    loader: DataLoader | AsyncDataLoader, monkeypatch: pytest.MonkeyPatch
-) -> tuple[threading.Event, threading.Event]:
+def slow_to_close(loader, monkeypatch):
     """Its thread ends only when the second event is set; the first says that it should."""
     should, may = threading.Event(), threading.Event()
     (transport,) = service_of(loader)._executor._transports  # noqa: SLF001 - closed last, in the service's thread
@@ -224,11 +220,7 @@ def prompts(**settings: Any) -> PromptTokenizeFn:
 
 
 class Outcome(NamedTuple):
-    """What one epoch gave.
-
-    :ivar labels: of the samples that were delivered.
-    :ivar error: what ended it before its end.
-    """
+    """What one epoch gave: labels of the samples that were delivered, and the error that ended it before its end."""
 
     labels: list[Any]
     samples: list[Any]
@@ -243,9 +235,7 @@ class Outcome(NamedTuple):
 def deliver(source: Any, tokenize_fn: Any = None, *, epochs: int | None = 1, size: int = 1, **knobs: Any) -> Outcome:
     """Everything that a loader gives, one by one; errors at its making count as well."""
     settings = {"shuffle": False, "num_workers": 0, "timeout_s": NEVER_S, "epochs": epochs} | knobs
-    samples: list[Any] = []
-    error: Exception | None = None
-    statistics = None
+    samples, error, statistics = [], None, None
     with capture_logs() as events:
         try:
             with DataLoader(source, tokenize_fn=tokenize_fn or prompts(), **settings) as loader:

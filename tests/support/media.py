@@ -41,10 +41,8 @@ def tokenizer_of(marks: dict[str, str]) -> Any:
 
 @functools.cache
 def processor_of(family: str, max_pixels: int | None = None) -> Any:
-    """The processor, made once in each process.
-
-    :param max_pixels: of pictures for Qwen; None: few, so that tests are fast.
-    """
+    """The processor, made once in each process; ``max_pixels`` of pictures for Qwen, None: few, for tests to be
+    fast."""
     import transformers
 
     if family == "gemma3":
@@ -168,20 +166,14 @@ def save_sound_processor(folder: Path, family: str) -> str:
     # A new one: a call of a processor leaves settings in its tokenizer, which would be saved.
     processor = sound_processor_of.__wrapped__(family)
     processor.tokenizer.save_pretrained(folder)
-    extractor, own = (
-        json.loads(processor.feature_extractor.to_json_string()),
-        {"processor_class": _SOUND_CLASSES[family]},
-    )
-    if family.startswith("gemma"):  # as their files are
-        (folder / "processor_config.json").write_text(json.dumps(own | {"feature_extractor": extractor}))
-    else:
-        (folder / "preprocessor_config.json").write_text(json.dumps(own | extractor))
+    extractor = json.loads(processor.feature_extractor.to_json_string())
+    is_gemma = family.startswith("gemma")  # as their files are
+    own = {"processor_class": _SOUND_CLASSES[family]} | ({"feature_extractor": extractor} if is_gemma else extractor)
+    (folder / f"{'' if is_gemma else 'pre'}processor_config.json").write_text(json.dumps(own))
     return str(folder)
 
 
-def write_sound(
-    path: Path | str, seconds: float = 1.0, rate: int = 16_000, channels: int = 1, seed: int = 0, **settings: Any
-) -> str:
+def write_sound(path, seconds=1.0, rate=16_000, channels=1, seed=0, **settings):
     """A sound of noise, as the end of its name says."""
     import soundfile
 
@@ -194,16 +186,11 @@ def write_sound(
 
 VIDEO_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "internvl")
 TOKENS_PER_SECOND = 2
-_VIDEO_MARKS = {"internvl": "<video>"}
-_QWEN_MARK = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
 @functools.cache
 def video_processor_of(family: str, settings: str) -> Any:
-    """The processor with pictures and videos.
-
-    :param settings: of its video processor, as JSON.
-    """
+    """The processor with pictures and videos; the settings of its video processor are JSON."""
     import transformers
 
     pictures = processor_of(family)
@@ -228,11 +215,8 @@ def video_settings_of(family: str, rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.3:
         return found | {"num_frames": rng.randint(4, 30), "fps": None}
 
-    return found | {
-        "fps": rng.choice([1, 2, 3.7]),
-        "min_frames": rng.choice([2, 4, 5]),
-        "max_frames": rng.choice([6, 16, 31, 768]),
-    }
+    most = {"min_frames": [2, 4, 5], "max_frames": [6, 16, 31, 768]}
+    return found | {name: rng.choice(values) for name, values in ({"fps": [1, 2, 3.7]} | most).items()}
 
 
 def save_video_processor(folder: Path, family: str, settings: dict[str, Any] | None = None) -> str:
@@ -246,16 +230,12 @@ def save_video_processor(folder: Path, family: str, settings: dict[str, Any] | N
         settings |= {"patch_size": patch, "size": {"shortest_edge": 4 * side, "longest_edge": 64 * side}}
     save_processor(folder, family)
     path = folder / "processor_config.json"
-    own = json.loads(path.read_text())
-    own["video_processor"] = json.loads(
-        video_processor_of(family, json.dumps(settings)).video_processor.to_json_string()
-    )
-    path.write_text(json.dumps(own))
+    made = video_processor_of(family, json.dumps(settings)).video_processor
+    path.write_text(json.dumps({**json.loads(path.read_text()), "video_processor": json.loads(made.to_json_string())}))
     (folder / "config.json").write_text(json.dumps({"vision_config": {"tokens_per_second": TOKENS_PER_SECOND}}))
     path = folder / "chat_template.jinja"
-    mark = _VIDEO_MARKS.get(family, _QWEN_MARK)
-    template = path.read_text()
-    place = "{% else %}{{ part.text }}"
+    mark = "<video>" if family == "internvl" else "<|vision_start|><|video_pad|><|vision_end|>"
+    template, place = path.read_text(), "{% else %}{{ part.text }}"
     assert place in template
     path.write_text(template.replace(place, "{% elif part.type == 'video' %}" + mark + place))
     return str(folder)
@@ -268,22 +248,9 @@ VIDEO_KINDS = (
 _CODECS = {"avi": "mpeg4", "mov": "mpeg4", "webm": "libvpx"}
 
 
-def film(
-    folder: Path,
-    kind: str,
-    *,
-    num_frames: int = 24,
-    size: tuple[int, int] = (96, 64),
-    fps: Any = 8,
-    keys: int = 12,
-    turn: int = 0,
-    seed: int = 0,
-) -> str:
-    """A video, each of whose frames is another; its kind is how its file is called.
-
-    :param size: width and height, as the file has them.
-    :param keys: frames from one key frame to the next.
-    """
+def film(folder, kind, *, num_frames=24, size=(96, 64), fps=8, keys=12, turn=0, seed=0):
+    """A video, each of whose frames is another, with so many of them from one key frame to the next; its kind is how
+    its file is called."""
     import av
 
     name, _, ending = kind.rpartition(".")
@@ -337,9 +304,8 @@ def frames_of(path: str) -> tuple[Any, float]:
     with av.open(path) as box:
         (stream,) = box.streams.video
         rate = float(stream.average_rate or stream.guessed_rate)
-        found = [
-            np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90) % 4) for frame in box.decode(stream)
-        ]
+        frames = [(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90) % 4) for frame in box.decode(stream)]
+    found = [np.rot90(pixels, turns) for pixels, turns in frames]
     return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2), rate
 
 
@@ -348,9 +314,8 @@ def metadata_of(frames: Any, rate: float) -> Any:
     from transformers.video_utils import VideoMetadata
 
     number, _, height, width = frames.shape
-    return VideoMetadata(
-        total_num_frames=number, fps=rate, height=height, width=width, frames_indices=np.arange(number)
-    )
+    size = {"height": height, "width": width}
+    return VideoMetadata(total_num_frames=number, fps=rate, frames_indices=np.arange(number), **size)
 
 
 ANSWER = {"role": "assistant", "content": "yes"}
@@ -369,11 +334,7 @@ def written(folder: Path, rows: Iterable[Any]) -> Path:
 
 
 def loader_of(folder: Path, name: str, *rows: Any, knobs: Any = None, fn: Any = None, **settings: Any) -> DataLoader:
-    """Of these rows in their order, by a tokenizer with its processor, which has these settings.
-
-    :param knobs: of the loader.
-    :param fn: more settings of its function.
-    """
+    """Of these rows in their order, by a function with these settings ``fn``, a tokenizer and its processor."""
     tokenize_fn = ChatTokenizeFn(name, processor=Processor(**settings), **(fn or {}))
     knobs = {"num_workers": 0, "shuffle": False, "epochs": 1} | (knobs or {})
     return DataLoader(written(folder, rows), tokenize_fn=tokenize_fn, **knobs)

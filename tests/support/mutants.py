@@ -111,29 +111,17 @@ FOUND = ("killed", "timeout", "segfault")
 SOURCE_TESTS = ("architecture", "dependencies", "docs", "examples", "hot_paths", "public_api", "selection")
 """Tests that look at the text of the package or the project, or count calls: mutmut changes both."""
 
-Results = dict[str, dict[str, str]]
-"""What became of each mutant: by module, then by the mutant's name."""
-
-
-def read(lines: list[str]) -> Results:
-    """Lines ``name: what became of it``, by module; without mutants that were not tried."""
-    results: Results = {}
-    for line in lines:
-        mutant, colon, fate = line.strip().partition(": ")
-        if colon and fate != "not checked":
-            module = mutant.removeprefix("asyncdata.").rpartition(".")[0]
-            results.setdefault(module, {})[mutant] = fate
-    return results
-
 
 def percent(fates: Counter[str]) -> float:
     """How many mutants of a hundred were noticed."""
     return 100 * sum(fates[fate] for fate in FOUND) / max(1, fates.total())
 
 
-def table(results: Results) -> str:
+def table(fates_of: dict[str, str]) -> str:
     """A line for each module and one for all. What is neither killed nor timed out has survived."""
-    rows = {module: Counter(mutants.values()) for module, mutants in sorted(results.items())}
+    rows: dict[str, Counter[str]] = {}
+    for name, fate in sorted(fates_of.items()):
+        rows.setdefault(name.removeprefix("asyncdata.").rpartition(".")[0], Counter())[fate] += 1
     rows["all"] = sum(rows.values(), Counter())
     lines = [f"{'module':<40} {'mutants':>8} {'killed':>8} {'survived':>8} {'timeouts':>8} {'score':>8}"]
     for module, fates in rows.items():
@@ -276,7 +264,7 @@ class Tries:
         return True
 
 
-def _try(names: list[str], reached: Reached, tests: list[str], options: argparse.Namespace) -> Results:
+def _try(names: list[str], reached: Reached, tests: list[str], options: argparse.Namespace) -> dict[str, str]:
     """What became of each of these mutants, or of those that were tried in the time that there is."""
     import pytest
 
@@ -285,7 +273,7 @@ def _try(names: list[str], reached: Reached, tests: list[str], options: argparse
     tries = Tries(names, reached, options)
     pytest.main(["-qqq", *_SELECT, *tests], plugins=[tries])
     os.chdir("..")
-    return read([f"{name}: {fate}" for name, fate in tries.fates.items()])
+    return tries.fates
 
 
 def _show(names: Iterable[str]) -> None:
@@ -298,7 +286,7 @@ def _show(names: Iterable[str]) -> None:
 
 
 def room_of(name: str) -> str:
-    """The folder of a mutant, or of a module: ``asyncdata.order.order.x__mutmut_1`` -> ``order``."""
+    """The folder of a mutant: ``asyncdata.order.order.x__mutmut_1`` -> ``order``."""
     return name.removeprefix("asyncdata.").partition(".")[0]
 
 
@@ -343,14 +331,12 @@ def main() -> int:
     of_rooms = {room: [name for name in names if room_of(name) == room and _ON_RAY not in name] for room in sizes}
     samples = [chosen(of_rooms[room], size, options.seed) for room, size in sizes.items()]
     wanted = [name for one_of_each in itertools.zip_longest(*samples) for name in one_of_each if name]
-    results = _try(wanted, reached, selection, options)
-    fates_of_all = {name: fate for each in results.values() for name, fate in each.items()}
-    FATES.write_text(json.dumps(fates_of_all, indent=0), encoding="utf-8")
-    sys.stdout.write(f"{table(results)}\nsurvivors: {SURVIVORS}; all fates: {FATES}\n")
+    fates_of = _try(wanted, reached, selection, options)
+    FATES.write_text(json.dumps(fates_of, indent=0), encoding="utf-8")
+    sys.stdout.write(f"{table(fates_of)}\nsurvivors: {SURVIVORS}; all fates: {FATES}\n")
     scores, is_less = json.loads(SCORES.read_text()), False
     for room in options.rooms:
-        of_room = [Counter(each.values()) for module, each in results.items() if room_of(f"{module}.") == room]
-        fates = sum(of_room, Counter())
+        fates = Counter(fate for name, fate in fates_of.items() if room_of(name) == room)
         found = round(percent(fates), 1)
         sys.stdout.write(f"{room}: {found} % of {fates.total():,} of {numbers[room]:,} mutants\n")
         is_less |= found < scores.get(room, {}).get("percent", 0.0)
@@ -359,7 +345,7 @@ def main() -> int:
     if options.record:
         SCORES.write_text(json.dumps(dict(sorted(scores.items())), indent=2) + "\n")
     sys.stdout.flush()
-    _show(name for name, fate in fates_of_all.items() if fate not in FOUND)
+    _show(name for name, fate in fates_of.items() if fate not in FOUND)
     return 0 if options.record or not is_less else 1
 
 

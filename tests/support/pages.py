@@ -38,8 +38,6 @@ def asyncdata_process(*words: object, **options: Any) -> subprocess.Popen[str]:
 
 
 _SPEC = importlib.util.spec_from_file_location("reference", Path(__file__).parents[2] / "docs/site/reference.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
 reference = importlib.util.module_from_spec(_SPEC)
 """What makes the tables of the reference."""
 _SPEC.loader.exec_module(reference)
@@ -105,24 +103,13 @@ INLINE_TAGS = {"a", "abbr", "b", "code", "em", "small", "span", "strong", "td", 
 
 
 class ReadPage(HTMLParser):
-    """A page that was read.
-
-    :ivar tables: the cells of each table with an id, row by row, with its head.
-    :ivar tags: every element, with its attributes.
-    :ivar data: the samples.
-    :ivar text: all text outside of scripts and styles.
-    """
+    """A page that was read: the cells of each table with an id, row by row, with its head; every element, with its
+    attributes; the samples, and all text outside of scripts and styles."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.tables: dict[str, list[list[str]]] = {}
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.data: list[dict[str, Any]] = []
-        self.text = ""
-        self._shown: dict[str, list[str]] = {}
-        self._section: list[str] = []
-        self._open: list[tuple[str, dict[str, str | None]]] = []
-        self._rows: list[list[str]] = []
+        self.tables, self.tags, self.data, self.text = {}, [], [], ""
+        self._shown, self._section, self._open, self._rows = {}, [], [], []
 
     def shown(self, section: str) -> str:
         """A section as lines of text, in which tables have a bar between their cells; ``data``: the samples."""

@@ -1,15 +1,11 @@
 """Parquet files of a few rows."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from asyncdata.core.messages import Block, Job, Overflow
+from asyncdata.core.messages import Job, Overflow
 from asyncdata.core.settings import resolve_path
-from asyncdata.sources.arrow import parquet_reader
-from asyncdata.sources.arrow.parquet import ParquetBlocks
 
 pa = pytest.importorskip("pyarrow")
 
@@ -17,7 +13,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 
-def write(path: Path, num_rows: int = 100, *, group_rows: int = 30, columns: dict[str, Any] | None = None) -> Path:
+def write(path, num_rows=100, *, group_rows=30, columns=None):
     """Rows ``{"id": ..., "pad": ...}``, or the columns given."""
     columns = columns or {"id": list(range(num_rows)), "pad": ["x" * (i * 37 % 90) for i in range(num_rows)]}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,15 +21,15 @@ def write(path: Path, num_rows: int = 100, *, group_rows: int = 30, columns: dic
     return path
 
 
-def reader_of(blocks: ParquetBlocks) -> parquet_reader.ParquetReader:
+def reader_of(blocks):
     job = Job(files=blocks.files, tokenize=None, max_row_bytes=blocks.max_row_bytes, block_bytes=1, slack_bytes=0)
     return resolve_path(blocks.reader.path)(job, **blocks.reader.settings)
 
 
-def rows_of(reader: parquet_reader.ParquetReader, block: Block) -> list[Any]:
+def rows_of(reader, block):
     found = reader.read_block(block, 1 << 30)
     return [json.loads(found.data[s : s + n]) for s, n in zip(found.starts, found.lengths, strict=True)]
 
 
-def texts_of(reader: parquet_reader.ParquetReader, places: list[tuple[int, int]], lengths: list[int]) -> list[bytes]:
+def texts_of(reader, places, lengths):
     return reader.read_rows([Overflow(n, *place) for n, place in enumerate(places)], lengths)

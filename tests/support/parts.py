@@ -28,9 +28,8 @@ _NAMES = {
     "core.files": "TemporaryFolder cache_folder check_ours remove_left_over replace_file",
     "core.identity": "Address FileRef HTTP ObjectRefs ObjectsOfStore Pin canonical line_number line_number_within",
     "core.messages": (
-        "Block Column Failed HEADER Indexed Job MAX_FRAME_BYTES Overflow Permute Permuted ReadLimits "
-        "ReaderSpec Ready RowError Scan StoreSpec TokenizeSpec Tokenized decode_job "
-        "decode_reply"
+        "Block Column Failed HEADER Indexed Job MAX_FRAME_BYTES Overflow Permute Permuted ReadLimits ReaderSpec "
+        "Ready RowError Scan StoreSpec TokenizeSpec Tokenized decode_job decode_reply"
     ),
     "core.plain_values": "from_builtins to_builtins",
     "core.settings": "Settings prepared resolve_path tag_of",
@@ -157,6 +156,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "beat_s": "workers.request_handler._BEAT_S",
         "close_of_telemetry_s": "telemetry.recorder._CLOSE_TIMEOUT_S",
         "end_of_calls_s": "read_ahead.ranks._END_TIMEOUT_S",
+        "end_of_threads_s": "core.threads._EXIT_TIMEOUT_S",
         "first_wait_s": ("sources.remote.reads._FIRST_WAIT_S", "sources.remote.reads._FIRST_WAIT_WHEN_ASKED_S"),
         "hub_timeout_s": "sources.remote.hub_store._TIMEOUT_S",
         "look_at_a_proof_s": "loader.background_proof._LOOK_S",

@@ -6,7 +6,7 @@ import random
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
@@ -24,11 +24,7 @@ WAIT_S = 120
 
 
 class Meeting:
-    """A call of each rank returns what all ranks sent.
-
-    :ivar num_bytes: what each rank has sent so far.
-    :ivar num_calls: the calls of all ranks together that were answered.
-    """
+    """A call of each rank returns what all ranks sent. It counts the bytes of each, and the calls of all together."""
 
     def __init__(self, world_size: int) -> None:
         self._barrier = threading.Barrier(world_size)
@@ -111,18 +107,13 @@ MAX_LENGTH = 64
 SOFT = SoftPacking(max_length=MAX_LENGTH, window_samples=8, window_tokens=2 * MAX_LENGTH, across_epochs=True)
 HARD = HardPacking(max_length=MAX_LENGTH, across_epochs=True)
 GROUPING = LengthGrouping(window=8)
+PLANNED = {"packing": msgspec.structs.replace(SOFT, across_epochs=False), "plan_packs": True}
 WAYS: dict[str, dict[str, Any]] = {
     "soft": {"packing": SOFT},
     "soft, grouped": {"packing": SOFT, "length_grouping": GROUPING},
     "hard": {"packing": HARD},
     "hard, grouped": {"packing": HARD, "length_grouping": GROUPING},
-    "planned, grouped": {
-        "packing": msgspec.structs.replace(SOFT, across_epochs=False),
-        "length_grouping": GROUPING,
-        "plan_packs": True,
-        "shuffle": "full",
-        "cache": {"folder": ""},
-    },
+    "planned, grouped": {**PLANNED, "length_grouping": GROUPING, "shuffle": "full", "cache": {"folder": ""}},
     "not packed": {},
     "not packed, grouped": {"length_grouping": GROUPING},
 }
@@ -208,10 +199,8 @@ def stream(loader: DataLoader) -> Iterator[Batch]:
 
 
 def settled(state: dict[str, Any]) -> dict[str, Any]:
-    """What of a state does not depend on time.
-
-    Its canaries are there when a worker has made them, and ``rows_left`` when the rows are counted.
-    """
+    """What of a state does not depend on time: canaries come when a worker has made them, ``rows_left`` with a
+    count."""
     return {name: value for name, value in state.items() if name not in ("canaries", "rows_left")}
 
 
@@ -223,29 +212,12 @@ class Step(NamedTuple):
 
 
 class Ranks(ExitStack):
-    """All ranks of a run, which agree on their state after each step.
+    """All ranks of a run, resumed from ``state``, which agree on their state after each step; ``ends`` has the steps
+    until the end of each epoch."""
 
-    :param state: what all of them resume from.
-    :param exchanges: of each rank; empty: none.
-    :ivar ends: steps until the end of each epoch.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        world_size: int,
-        state: dict[str, Any] | None = None,
-        batch_size: int = 1,
-        gradient_accumulation: int = 1,
-        round_up: bool | None = None,
-        exchanges: Sequence[Any] = (),
-        **knobs: Any,
-    ) -> None:
+    def __init__(self, path, world_size, state=None, gradient_accumulation=1, round_up=None, exchanges=(), **knobs):
         super().__init__()
-        self.loaders: list[DataLoader] = []
-        self.ends: list[int] = []
-        self.num_steps = 0
-        knobs |= {"batch_size": batch_size}
+        self.loaders, self.ends, self.num_steps = [], [], 0
         settings = {"gradient_accumulation": gradient_accumulation, "round_up": round_up}
         with ExitStack() as stack:
             for rank in range(world_size):

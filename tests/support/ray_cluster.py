@@ -17,28 +17,20 @@ from unittest import mock
 
 import psutil
 
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_enable_metrics_collection": "0",
-    "PYTHONPATH": str(Path(__file__).parents[2]),
-}
+_OFF = "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_enable_metrics_collection"
+ENVIRONMENT = {**dict.fromkeys(_OFF, "0"), "PYTHONPATH": str(Path(__file__).parents[2])}
 STORE_BYTES = 80 << 20
 CPUS = 2
 
 
 class RayNodes:
-    """The cluster, from the test's process.
-
-    :ivar address: of the cluster.
-    """
+    """The cluster, from the test's process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.address = str(self._ask("start"))
 
     def _ask(self, command: str) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())

@@ -50,10 +50,7 @@ _WORDS = {word: licence for licence, words in _SAID.items() for word in words.sp
 
 
 def faults(licences: dict[str, list[str]]) -> list[str]:
-    """One line for each package whose licence is unknown, or neither permissive nor reviewed.
-
-    :param licences: by name of a package, what it says of its licence.
-    """
+    """One line for each package whose licence, by what it says, is unknown, or neither permissive nor reviewed."""
     found = []
     for name, told in sorted(licences.items()):
         licence = spdx(told)
@@ -215,10 +212,7 @@ def listed_extras() -> list[str]:
 
 
 def describe(python: Path, folder: Path) -> str:
-    """Write the SBOM of the environment, and the licences in it.
-
-    :raises SystemExit: if one of the licences is unknown or was not reviewed.
-    """
+    """Write the SBOM of the environment, and the licences in it; ends the program if one is unknown or not reviewed."""
     sbom = folder / "sbom.cdx.json"
     command = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--mc-type", "library"]
     call(*command, "--pyproject", ROOT / "pyproject.toml", "--output-file", sbom, python)
@@ -231,10 +225,7 @@ def describe(python: Path, folder: Path) -> str:
 
 
 def call(*command: object, cwd: Path | None = None) -> str:
-    """What a command prints.
-
-    :raises SystemExit: with all it said, if it fails.
-    """
+    """What a command prints; one that fails ends the program with all it said."""
     environ = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     words = list(map(str, command))
     done = subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, check=False)

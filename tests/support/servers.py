@@ -54,10 +54,8 @@ def byte_range(request: Request, num_bytes: int) -> tuple[int, int] | None:
 
 
 def ranged(request: Request, data: bytes, etag: str) -> Response:
-    """The answer to a GET or HEAD of ``data``: whole, or the range that is asked for; 412 for another ``If-Match``.
-
-    :param etag: empty: none is told.
-    """
+    """The answer to a GET or HEAD of ``data``: whole, or the range that is asked for; 412 for another ``If-Match``. No
+    etag is told that is empty."""
     headers = {"accept-ranges": "bytes", "last-modified": "Sun, 22 Nov 2026 10:00:00 GMT"}
     headers |= {"etag": f'"{etag}"'} if etag else {}
     if request.headers.get("if-match", f'"{etag}"') not in {f'"{etag}"', "*"}:
@@ -75,12 +73,7 @@ def ranged(request: Request, data: bytes, etag: str) -> Response:
 
 
 class HttpServer(ThreadingHTTPServer):
-    """Serves until it is closed.
-
-    :param answer: gives the response to a request, in the thread of its connection.
-    :ivar is_closing: set when it is closed; an answer that waits has to look at it.
-    :ivar in_flight: how many requests are not answered yet; ``max_in_flight``: the most that there were at once.
-    """
+    """Serves what ``answer`` gives, in the thread of a connection; one that waits has to look at ``is_closing``."""
 
     request_queue_size = 1024
 
@@ -121,10 +114,6 @@ class HttpServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-async def _result(answer: Awaitable[Response]) -> Response:
-    return await answer
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: HttpServer
@@ -138,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             server.in_flight += 1
             server.max_in_flight = max(server.max_in_flight, server.in_flight)
         answer = server.respond(Request(self.command, self.path, headers, body))
-        found = answer if isinstance(answer, Response) else asyncio.run(_result(answer))
+        found = answer if isinstance(answer, Response) else asyncio.run(answer)
         sent = b"" if self.command == "HEAD" else found.body[: found.cut_at]
         self.close_connection |= found.cut_at is not None
         lines = [f"HTTP/1.1 {found.status} {HTTPStatus(found.status).phrase}"]
@@ -183,11 +172,7 @@ class Faults(NamedTuple):
 
 
 class FaultProxy(HttpServer):
-    """Passes requests on to ``origin``, an ``http://`` address, as ``faults`` say.
-
-    :ivar faults: the plan; it may be replaced at any time.
-    :ivar counts: how often it has done each of :data:`KINDS`.
-    """
+    """Passes requests on to ``origin``, an ``http://`` address, as ``faults`` say; they may be replaced at any time."""
 
     def __init__(self, origin: str, faults: Faults | None = None) -> None:
         super().__init__(self._pass_on)
@@ -279,20 +264,13 @@ _PAGE = 3
 
 
 class HubServer(HttpServer):
-    """A hub. ``HF_ENDPOINT`` or ``endpoint=`` is its :attr:`url`.
-
-    :param token: what each request must bear; empty: nothing.
-    :ivar asked: method and path of each request, in order.
-    """
+    """A hub. ``HF_ENDPOINT`` or ``endpoint=`` is its :attr:`url`; each request must bear the token, if there is one."""
 
     def __init__(self, token: str = "") -> None:
         super().__init__(self._serve_hub)
         self.asked: list[str] = []
         self._token = token
-        self._commits: dict[str, dict[str, dict[str, bytes]]] = {}
-        self._heads: dict[str, str] = {}
-        self._buckets: dict[str, dict[str, bytes]] = {}
-        self._signature = 0
+        self._commits, self._heads, self._buckets, self._signature = {}, {}, {}, 0
 
     def commit(self, name: str, files: Mapping[str, bytes]) -> str:
         """Make these files the newest commit of the data set's ``main``; return the commit's name."""
@@ -343,8 +321,8 @@ class HubServer(HttpServer):
             return _json({"id": repo, "sha": sha, "private": bool(self._token), "tags": [], "siblings": []})
 
         if rest[0] == "paths-info":
-            wanted = set(json.loads(request.body)["paths"]) if request.body.startswith(b"{") else _form(request.body)
-            return _json([_file(path, data) for path, data in files.items() if path in wanted])
+            asked = json.loads(request.body) if request.body.startswith(b"{") else parse_qs(request.body.decode())
+            return _json([_file(path, data) for path, data in files.items() if path in asked.get("paths", ())])
 
         return self._tree(request, [_file(*item) for item in files.items()], "/".join(rest[2:]))
 
@@ -417,10 +395,8 @@ class HubServer(HttpServer):
 
 
 def _missing(is_repo_there: bool, revision: str) -> Response:
-    if not is_repo_there:
-        return _error(404, "RepoNotFound", "Repository not found")
-
-    return _error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+    code, what = ("Revision", f"Invalid rev id: {revision}") if is_repo_there else ("Repo", "Repository not found")
+    return _error(404, f"{code}NotFound", what)
 
 
 def _file(path: str, data: bytes) -> dict[str, Any]:
@@ -442,10 +418,6 @@ def _above(files: Iterable[dict[str, Any]], top: str) -> set[str]:
 @lru_cache(maxsize=1024)
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _form(body: bytes) -> set[str]:
-    return set(parse_qs(body.decode()).get("paths", []))
 
 
 def _json(value: Any) -> Response:

@@ -3,7 +3,7 @@
 import gzip
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from asyncdata import IterableSource, JsonlSource, ParquetSource, Shuffle, SourceLocation
 from asyncdata.core.identity import FileRef, digest
 from asyncdata.order.order import order_keys, shuffled_rows
-from asyncdata.sources.stream import Rows, RowStream, StreamOrder
+from asyncdata.sources.stream import Rows, RowStream
 from tests.support.stores import BUCKET, FAST, http_host, s3
 
 
@@ -25,16 +25,7 @@ class ListStream(RowStream):
     :ivar num_given: rows given, in all passes; ``num_open``: passes that are not closed.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[bytes],
-        *,
-        at_once: int = 3,
-        max_row_bytes: int = 1 << 20,
-        has_states: bool = True,
-        fault: BaseException | None = None,
-        fault_at: int | None = None,
-    ) -> None:
+    def __init__(self, rows, *, at_once=3, max_row_bytes=1 << 20, has_states=True, fault=None, fault_at=None):
         self.files = [FileRef("list", 0)]
         self.max_row_bytes = max_row_bytes
         self.rows = list(rows)
@@ -42,14 +33,10 @@ class ListStream(RowStream):
         self.has_states = has_states
         self.fault = fault
         self.fault_at = len(self.rows) if fault_at is None else fault_at
-        self.reads: list[tuple[int, Any]] = []
-        self.num_given = 0
-        self.num_open = 0
+        self.reads, self.num_given, self.num_open = [], 0, 0
         self.on_row: Callable[[int], object] = bool
 
-    def read(
-        self, order: StreamOrder, epoch: int, state: dict[str, Any] | None, check: Callable[[], object]
-    ) -> Generator[Rows]:
+    def read(self, order, epoch, state, check):
         self.reads.append((epoch, state))
         self.num_open += 1
         try:
@@ -77,9 +64,7 @@ class ListStream(RowStream):
         return
 
 
-def rows_of(
-    texts: Sequence[bytes], number: int, max_row_bytes: int, state: dict[str, Any] | None, has_state: bool = True
-) -> Rows:
+def rows_of(texts, number, max_row_bytes, state, has_state=True):
     lengths = np.array([len(text) for text in texts], np.int64)
     data = b"".join(text + b"\n" for text in texts if len(text) <= max_row_bytes)
     return Rows(0, number + np.arange(len(texts)), lengths, data, 0, state if has_state else None)
@@ -87,8 +72,7 @@ def rows_of(
 
 def texts_of(found: Any, max_row_bytes: int = 1 << 30) -> list[bytes | None]:
     """The rows in ``data``; None for those that are too long to be there."""
-    texts: list[bytes | None] = []
-    start = 0
+    texts, start = [], 0
     for length in found.lengths.tolist():
         texts.append(found.data[start : start + length] if length <= max_row_bytes else None)
         start += length + 1 if length <= max_row_bytes else 0

@@ -29,19 +29,12 @@ class Answer(NamedTuple):
 
 
 class HttpHost(HttpServer):
-    """Objects by http, with ranges, etags and If-Match.
-
-    It answers reads and listings as Google's and Azure's stores do, too: a bucket is the first folder.
-
-    :ivar objects: path -> bytes; may be changed at any time.
-    :ivar requests: those so far.
-    :ivar answer: called with each request, in a thread of its own; None for the usual answer.
-    """
+    """Objects by http, with ranges, etags and If-Match. It answers reads and listings as Google's and Azure's stores
+    do, too: a bucket is the first folder. ``answer`` may give another answer, in a thread of each request."""
 
     def __init__(self) -> None:
         super().__init__(self._answered)
-        self.objects: dict[str, bytes] = {}
-        self.requests: list[Request] = []
+        self.objects, self.requests = {}, []
         self.answer: Callable[[Request], Answer | None] = lambda _: None
 
     def put(self, path: str, data: bytes) -> str:
@@ -68,12 +61,8 @@ class HttpHost(HttpServer):
             return Response(404, {})
         else:
             usual = ranged(request, data, hashlib.md5(data).hexdigest())
-        return Response(
-            answer.status or usual.status,
-            usual.headers | answer.headers,
-            usual.body if answer.body is None else answer.body,
-            answer.cut_at,
-        )
+        body = usual.body if answer.body is None else answer.body
+        return Response(answer.status or usual.status, usual.headers | answer.headers, body, answer.cut_at)
 
 
 # Listings as Google Cloud Storage and Azure answer them by XML, in pages
@@ -83,10 +72,7 @@ PAGE = 2
 
 
 def listing(target: str, objects: Mapping[str, bytes]) -> bytes | None:
-    """The answer to a request for a page of a listing; None if it is a request for something else.
-
-    :param objects: ``/bucket/key`` -> bytes.
-    """
+    """The page of a listing of ``/bucket/key`` that is asked for; None for a request for something else."""
     parts = urlsplit(target)
     asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
     is_google, is_azure = asked.get("list-type") == "2", asked.get("comp") == "list"
@@ -125,10 +111,7 @@ def _azure(page: Iterable[tuple[str, bytes]], following: str) -> str:
 
 
 class S3:
-    """A bucket by moto, in this process.
-
-    :ivar options: the ``storage_options`` of the bucket.
-    """
+    """A bucket by moto, in this process."""
 
     def __init__(self) -> None:
         import boto3

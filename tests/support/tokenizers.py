@@ -2,28 +2,19 @@
 
 import json
 from array import array
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from asyncdata import PromptTokenizeFn
 from asyncdata.loader import proving
-from asyncdata.tokenization.base import BatchTokenizer
 from asyncdata.tokenization.encoders import equivalence_records, equivalence_sweep, fast_backends, text_encoder
-from asyncdata.tokenization.encoders.fast_backends import FlatIds
 from asyncdata.tokenization.encoders.hf_encoder import HfEncoder
 from tests.support.function_kinds import END
 from tests.unit.tokenization.trained import assistant, user
 
-CHAT = [
-    {"role": "system", "content": "Be brief."},
-    user("Why?"),
-    assistant("Because."),
-    user("And then?"),
-    assistant("Nothing."),
-]
+CHAT = [{"role": "system", "content": "Be brief."}, user("Why?"), assistant("Because.")]
+CHAT += [user("And then?"), assistant("Nothing.")]
 
 GENERATION = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
@@ -31,7 +22,7 @@ GENERATION = """\
 {%- else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"""
 
 
-def said(message: dict[str, Any]) -> str:
+def said(message):
     text = message.get("content") or ""
     for call in message.get("tool_calls") or ():
         arguments = call["function"]["arguments"]
@@ -47,13 +38,13 @@ FEW = (9, 10, 13, *range(0x20, 0x7F), *range(0xDE, 0x102), 0x301, 0x323, *range(
 class Fake:
     """Gives the ids of ``tokenizers``, but for texts that are ``wrong``: those lose their last id, or raise."""
 
-    def __init__(self, tokenizer: Tokenizer, wrong: Callable[[str], bool], *, raises: bool = False) -> None:
+    def __init__(self, tokenizer, wrong, *, raises=False):
         self._right = HfEncoder(tokenizer)
         self._wrong = wrong
         self._raises = raises
         self.num_texts = 0
 
-    def __call__(self, texts: list[str]) -> FlatIds:
+    def __call__(self, texts):
         self.num_texts += len(texts)
         is_wrong = [self._wrong(text) for text in texts]
         if self._raises and any(is_wrong):
@@ -71,18 +62,12 @@ class Fake:
         return fast_backends.FlatIds(b"".join(pieces), ends)
 
 
-def install(
-    monkeypatch: pytest.MonkeyPatch,
-    encoders: dict[str, Callable[[], fast_backends.FlatEncoder]],
-    points: Iterable[int] = FEW,
-) -> dict[str, int]:
-    """Make ``encoders`` the fast backends that are installed, and sweeps short ones that begin with ``points``.
-
-    :return: how often each was loaded.
-    """
+def install(monkeypatch, encoders, points=FEW):
+    """Make ``encoders`` the fast backends that are installed, and sweeps short ones that begin with ``points``; and
+    count how often each is loaded."""
     loads = dict.fromkeys(encoders, 0)
 
-    def load(name: str, _json: bytes, *, splits_special: bool = False) -> fast_backends.FlatEncoder:
+    def load(name, _json, *, splits_special=False):
         loads[name] += 1
         return encoders[name]()
 
@@ -94,7 +79,7 @@ def install(
     return loads
 
 
-def shorten(monkeypatch: pytest.MonkeyPatch, points: Iterable[int], longest_text: int = 500) -> None:
+def shorten(monkeypatch, points, longest_text=500):
     """Make sweeps short, which begin with these characters."""
     for module in (equivalence_sweep, proving):
         monkeypatch.setattr(module, "FIRST", list(points))
@@ -108,7 +93,7 @@ RARE = "a rare text"
 class FoundOut(PromptTokenizeFn, frozen=True, kw_only=True):
     """Prompts by a backend that was proven, and is wrong on one text."""
 
-    def open(self) -> BatchTokenizer:
+    def open(self):
         patch = pytest.MonkeyPatch()  # for as long as the process is there
         audit_often(patch)
         right = Tokenizer.from_file(f"{self.tokenizer}/tokenizer.json")
@@ -116,7 +101,7 @@ class FoundOut(PromptTokenizeFn, frozen=True, kw_only=True):
         return super().open()
 
 
-def audit_often(patch: pytest.MonkeyPatch) -> None:
+def audit_often(patch):
     """Every second text is audited, from the first on."""
     patch.setattr(text_encoder, "FIRST_AUDIT_TOKENS", 1)
     patch.setattr(text_encoder, "AUDIT_EVERY", 2)

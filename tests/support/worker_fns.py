@@ -389,9 +389,7 @@ class Characters:
     def __init__(self, folder: str, *, offset: int = 0, ends: bool = True) -> None:
         self.folder, self._offset, self._ends = folder, offset, ends
 
-    def render(
-        self, messages: list[dict[str, Any]], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
-    ) -> Rendered:
+    def render(self, messages, *, tools=None, add_generation_prompt=False):
         found: list[tuple[int, bool, int]] = [(100 + len(tool["name"]), False, -1) for tool in tools or ()]
         for number, message in enumerate(messages):
             is_sampled = message["role"] == "assistant"

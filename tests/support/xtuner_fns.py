@@ -129,10 +129,8 @@ class Pictured:
 
 
 def write_pictured(folder: Path, num_rows: int = 40, sizes: dict[int, Any] | None = None) -> str:
-    """Rows of :class:`Pictured`, every fifth without a picture, and their pictures.
-
-    :param sizes: what rows say of their picture's size, where that is not true.
-    """
+    """Rows of :class:`Pictured`, every fifth without a picture, and their pictures; some say ``sizes`` that are not
+    true."""
     rows = []
     for number in range(num_rows):
         size = [1 + number % 3, 2 + number % 4]
@@ -161,10 +159,8 @@ def draw(folder: Path, row: dict[str, Any]) -> None:
 
 def chat_of(row: dict[str, Any]) -> dict[str, Any]:
     """The row, as a line of XTuner's files."""
-    images = [
-        {"type": "image_url", "image_url": {"url": name, "image_wh": size[:2]}}
-        for name, size in row["pictures"].items()
-    ]
+    urls = [{"url": name, "image_wh": size[:2]} for name, size in row["pictures"].items()]
+    images = [{"type": "image_url", "image_url": url} for url in urls]
     user = {"role": "user", "content": [*images, {"type": "text", "text": row["text"]}]}
     return {"messages": [user, {"role": "assistant", "content": row["answer"]}]}
 

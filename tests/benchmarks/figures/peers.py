@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.benchmarks.contestants import OURS, Contestant, present
-from tests.benchmarks.framework import Bench, Figures, MeasurementError, at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import Bench, Figures, MeasurementError, at_least, at_most, over, ratios
 
 PERCENTS = [0, 50, 90, 99]
 LARGEST_LEGACY_MB = 50
@@ -19,27 +19,22 @@ GOALS = {2: 300, 8: 400}
 def first_batch(bench: Bench) -> None:
     """S5, from the process's first statement."""
     found, absent = present(bench, OURS, "hf")
-    knobs = {"tokenizer": bench.tokenizer}
-    calls = [
-        partial(found[0].run, "first_batch", bench, bench.small),
-        partial(found[0].run, "first_batch", bench, bench.large),
-        partial(bench.probe, "load_vocabulary", path=bench.small, **knobs),
-        *(partial(peer.run, "first_batch", bench, bench.small) for peer in found[1:]),
-    ]
-    small, large, load, *hf = rounds(*calls, num_rounds=bench.num_rounds)
-    ours = small["first_batch_s"]
-    bench.report("S5", f"first batch of 32, {bench.small_mb} MB", ours, "s", at_most(0.6))
-    bench.report("S5", f"first batch of 32, {bench.large_mb} MB", large["first_batch_s"], "s", at_most(0.6))
-    bench.report("S5", "large file over small file", ratios(large["first_batch_s"], ours), "x", at_most(1.1))
+    large = partial(found[0].run, "first_batch", bench, bench.large)
+    load = partial(bench.probe, "load_vocabulary", path=bench.small, tokenizer=bench.tokenizer)
+    ours, *hf = (partial(one.run, "first_batch", bench, bench.small) for one in found)
+    small, large, load, *hf = bench.rounds(ours, large, load, *hf, num_rounds=bench.num_rounds)
+    for size, one in ((bench.small_mb, small), (bench.large_mb, large)):
+        bench.report("S5", f"first batch of 32, {size} MB", one["first_batch_s"], "s", at_most(0.6))
+    bench.report("S5", "large file over small file", over(large, small, "first_batch_s"), "x", at_most(1.1))
     bench.report("S5", "a process that only loads the vocabulary", load["load_s"], "s")
-    bench.report("S5", "ours over that", ratios(ours, load["load_s"]), "x")
+    bench.report("S5", "ours over that", ratios(small["first_batch_s"], load["load_s"]), "x")
     for one in hf:
-        bench.report("S5", "HF streaming over ours", ratios(one["first_batch_s"], ours), "x", at_least(4))
+        bench.report("S5", "HF streaming over ours", over(one, small, "first_batch_s"), "x", at_least(4))
     for name, why in absent.items():
         bench.note("S5", name, why)
     for backend in bench.fast_backends:
         (ours,), _ = present(bench, f"{OURS} {backend}")
-        (found,) = rounds(partial(ours.run, "first_batch", bench, bench.small), num_rounds=bench.num_long_rounds)
+        (found,) = bench.rounds(partial(ours.run, "first_batch", bench, bench.small))
         bench.report("S5", f"first batch with {backend}", found["first_batch_s"], "s")
     num_rounds = min(2, bench.num_long_rounds)
     _by_size(bench, lambda one, path: one.run("first_batch", bench, path)["first_batch_s"], num_rounds)
@@ -73,12 +68,11 @@ def _of(bench: Bench, backend: str, num_workers: int, most: int) -> None:
     knobs["rest_s"] = 0 if backend == "hf" else REST_S
     steady = partial(bench.probe, "steady", watched=True, **knobs)
     calls = [partial(steady, path=path) for path in (bench.small, bench.large)]
-    small, large = rounds(*calls, num_rounds=bench.num_long_rounds)
+    small, large = bench.rounds(*calls)
     what = f"{backend}, {num_workers} workers, "
-    bench.report("S6", f"{what}{bench.small_mb} MB", small["peak_pss_mb"], "MB", at_most(most))
-    bench.report("S6", f"{what}{bench.large_mb} MB", large["peak_pss_mb"], "MB", at_most(most))
-    found = ratios(large["peak_pss_mb"], small["peak_pss_mb"])
-    bench.report("S6", f"{what}large file over small file", found, "x", at_most(1.1))
+    for size, one in ((bench.small_mb, small), (bench.large_mb, large)):
+        bench.report("S6", f"{what}{size} MB", one["peak_pss_mb"], "MB", at_most(most))
+    bench.report("S6", f"{what}large file over small file", over(large, small, "peak_pss_mb"), "x", at_most(1.1))
 
 
 def _bounded(bench: Bench, backend: str) -> None:
@@ -86,9 +80,8 @@ def _bounded(bench: Bench, backend: str) -> None:
     knobs = {"tokenizer": bench.tokenizer, "backend": backend, "num_workers": 2, "path": bench.fresh, "rest_s": REST_S}
     few, many = (16_000, 20_000) if bench.quick else (40_000, 200_000)
     steady = partial(bench.probe, "steady", watched=True, **knobs)
-    calls = [partial(steady, num_rows=number) for number in (few, many)]
-    some, all_ = rounds(*calls, num_rounds=bench.num_long_rounds)
-    found = ratios(all_["peak_pss_mb"], some["peak_pss_mb"])
+    some, all_ = bench.rounds(*(partial(steady, num_rows=number) for number in (few, many)))
+    found = over(all_, some, "peak_pss_mb")
     bench.report("S6", f"{backend}, after {many:,} fresh rows over {few:,}", found, "x", at_most(1.1))
 
 
@@ -97,15 +90,11 @@ def resume(bench: Bench) -> None:
     (ours,), _ = present(bench, OURS)
     with tempfile.TemporaryDirectory(dir=bench.folder) as scratch:
         ours.run("save", bench, bench.large, state=f"{scratch}/s", percents=PERCENTS)
-        start, end = rounds(
-            partial(ours.run, "resume", bench, bench.large, state=f"{scratch}/s.0"),
-            partial(ours.run, "resume", bench, bench.large, state=f"{scratch}/s.99"),
-            num_rounds=2 * bench.num_rounds,
-        )
+        calls = [partial(ours.run, "resume", bench, bench.large, state=f"{scratch}/s.{at}") for at in (0, 99)]
+        start, end = bench.rounds(*calls, num_rounds=2 * bench.num_rounds)
     bench.report("S7", f"resume at 0 % of {bench.large_mb} MB, first batch", start["resume_s"], "s")
     bench.report("S7", "resume at 99 %, first batch", end["resume_s"], "s")
-    found = ratios(end["resume_s"], start["resume_s"])
-    bench.report("S7", "resume at 99 % over resume at 0 %", found, "x", at_most(1.05))
+    bench.report("S7", "resume at 99 % over resume at 0 %", over(end, start, "resume_s"), "x", at_most(1.05))
     peers, _ = present(bench, OURS, "hf", "torchdata", "grain", "mosaic")
     bench.data["resume"] = {}
     for peer in peers:
@@ -130,7 +119,7 @@ def _curve(bench: Bench, contestant: Contestant) -> None:
             call = partial(contestant.run, "resume", bench, bench.small, state=f"{state}.{percent}", **more)
             what = f"{contestant.label}: resume at {percent} % of {bench.small_mb} MB"
             try:
-                (found,) = rounds(call, num_rounds=min(2, bench.num_long_rounds))
+                (found,) = bench.rounds(call, num_rounds=min(2, bench.num_long_rounds))
             except MeasurementError as error:
                 bench.note("S7", what, f"failed: {error.last_words}")
             else:
@@ -144,17 +133,18 @@ KEYS = {
     "end_to_end_rows_per_s": ("end to end", "rows/s"),
     "peak_pss_mb": ("memory", "MB"),
 }
+RATES = ("steady_rows_per_s", "end_to_end_rows_per_s")
 OTHERS = ("torchdata", "grain", "mosaic", "litdata", "legacy")
 
 
-def contest(bench: Bench, code: str, path: str, *names: str, num_rounds: int = 0) -> dict[str, Figures]:
+def contest(bench: Bench, code: str, path: str, *names: str) -> dict[str, Figures]:
     """The installed peers read the file in turn, round after round; one that fails is named and left out."""
     found, absent = present(bench, *names)
     for name, why in absent.items():
         bench.note(code, name, why)
     able = [contestant for contestant in found if _is_able(bench, code, contestant)]
     calls = [partial(contestant.epoch, bench, path) for contestant in able]
-    results = rounds(*calls, num_rounds=num_rounds or bench.num_long_rounds)
+    results = bench.rounds(*calls)
     for contestant, result in zip(able, results, strict=True):
         for key, (what, unit) in KEYS.items():
             bench.report(code, f"{contestant.label}: {what}", result[key], unit)
@@ -175,22 +165,16 @@ def _is_able(bench: Bench, code: str, contestant: Contestant) -> bool:
     return True
 
 
-def _over(results: dict[str, Figures], one: str, other: str, key: str) -> list[float]:
-    return ratios(results[one][key], results[other][key])
-
-
 def beside_streaming(bench: Bench) -> None:
     """S3, with HF's tokenizer on both sides, every peer besides; and with a fast backend on our side alone."""
     results = contest(bench, "S3", bench.small, OURS, "hf", *OTHERS)
     bench.data["contest"] = results
     if {OURS, "hf"} <= set(results):
-        steady = _over(results, OURS, "hf", "steady_rows_per_s")
-        whole = _over(results, OURS, "hf", "end_to_end_rows_per_s")
+        steady, whole = (over(results[OURS], results["hf"], key) for key in RATES)
         bench.report("S3", "ours over HF streaming, both with HF's tokenizer: steady", steady, "x", at_least(1.3))
         bench.report("S3", "the same, end to end", whole, "x", at_least(2))
     for name in sorted(set(results) & set(OTHERS)):
-        whole = _over(results, OURS, name, "end_to_end_rows_per_s")
-        bench.report("S3", f"ours over {name}, end to end", whole, "x")
+        bench.report("S3", f"ours over {name}, end to end", over(results[OURS], results[name], RATES[1]), "x")
     for backend in bench.fast_backends:
         _fast_over_streaming(bench, backend)
     if not bench.fast_backends:
@@ -204,11 +188,9 @@ def _fast_over_streaming(bench: Bench, backend: str) -> None:
         return
 
     ours, hf = found
-    fast, slow = rounds(
-        partial(ours.epoch, bench, bench.fresh), partial(hf.epoch, bench, bench.small), num_rounds=bench.num_long_rounds
-    )
-    over = ratios(fast["steady_rows_per_s"], slow["steady_rows_per_s"])
-    bench.report("S3", f"ours with {backend} over HF streaming, steady", over, "x", at_least(40))
+    fast, slow = bench.rounds(partial(ours.epoch, bench, bench.fresh), partial(hf.epoch, bench, bench.small))
+    steady = over(fast, slow, "steady_rows_per_s")
+    bench.report("S3", f"ours with {backend} over HF streaming, steady", steady, "x", at_least(40))
 
 
 def beside_fast_streaming(bench: Bench) -> None:
@@ -221,8 +203,6 @@ def beside_fast_streaming(bench: Bench) -> None:
         steady = contest(bench, "S4", bench.fresh, *names)
         bench.data[backend] = {"small": whole, "fresh": steady}
         if set(names) <= set(whole) and set(names) <= set(steady):
-            bench.report(
-                "S4", f"ours over HF streaming, both with {backend}: steady",
-                _over(steady, *names, "steady_rows_per_s"), "x", at_least(9),
-            )  # fmt: skip
-            bench.report("S4", "the same, end to end", _over(whole, *names, "end_to_end_rows_per_s"), "x", at_least(4))
+            found = over(*map(steady.get, names), RATES[0])
+            bench.report("S4", f"ours over HF streaming, both with {backend}: steady", found, "x", at_least(9))
+            bench.report("S4", "the same, end to end", over(*map(whole.get, names), RATES[1]), "x", at_least(4))

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.benchmarks.contestants import Contestant, present
-from tests.benchmarks.framework import Bench, MeasurementError, at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import Bench, MeasurementError, at_least, at_most, over, percent
 from tests.benchmarks.slow_hub import slow_hub
 
 DELAY_S = 0.1
@@ -34,35 +34,30 @@ def _rates(bench: Bench, url: str, web: str) -> None:
     ours = partial(bench.probe, "remote_rate", num_workers=bench.num_workers)
     for reads in READS:
         call = partial(ours, url=web, max_reads=reads, num_mb=18, shuffle=WINDOWS)
-        (found,) = rounds(call, num_rounds=_ROUNDS)
+        (found,) = bench.rounds(call, num_rounds=_ROUNDS)
         bench.report("S18", f"http, 100 ms of latency, {reads} reads in flight", found["mb_per_s"], "MB/s")
-    calls = [partial(ours, url=url, max_reads=256, num_mb=20 if bench.quick else 40)]
-    if find_spec("datasets") is not None:
-        calls.append(partial(bench.probe, "streaming_rate", url=url, num_mb=20 if bench.quick else 40))
-    found, *theirs = rounds(*calls, num_rounds=_ROUNDS)
+    about = {"url": url, "num_mb": 20 if bench.quick else 40}
+    theirs = [partial(bench.probe, "streaming_rate", **about)] * (find_spec("datasets") is not None)
+    found, *theirs = bench.rounds(partial(ours, max_reads=256, **about), *theirs, num_rounds=_ROUNDS)
     bench.report("S18", "hf://, 100 ms of latency: first batch, from the process's start", found["first_batch_s"], "s")
     for other in theirs:
         bench.report("S18", "HF streaming: the same", other["first_batch_s"], "s")
         bench.report("S18", "HF streaming: at full speed", other["mb_per_s"], "MB/s")
-        bench.report(
-            "S18", "hf://, over HF streaming", ratios(found["mb_per_s"], other["mb_per_s"]), "x", at_least(1.0)
-        )
+        bench.report("S18", "hf://, over HF streaming", over(found, other, "mb_per_s"), "x", at_least(1.0))
 
 
 def _waits(bench: Bench, url: str, web: str) -> None:
-    span_s = 3.0 if bench.quick else 6.0
     for rate in WAITS_AT:
-        settings = {"mb_per_s": rate, "span_s": span_s}
+        settings = {"mb_per_s": rate, "span_s": 3.0 if bench.quick else 6.0}
         ours = partial(bench.probe, "remote_wait", max_reads=256, num_workers=bench.num_workers, **settings)
         calls = {"http": partial(ours, url=web), "hf://": partial(ours, url=url)}
         if find_spec("datasets") is not None:
             calls["HF streaming"] = partial(bench.probe, "streaming_wait", url=url, **settings)
-        for name, one in zip(calls, rounds(*calls.values(), num_rounds=_ROUNDS), strict=True):
-            share = [100 * each for each in one["waited_share"]]
+        for name, one in zip(calls, bench.rounds(*calls.values(), num_rounds=_ROUNDS), strict=True):
             goal = at_most(1.0) if name == "http" else None
-            bench.report("S18", f"{name}: a trainer at {rate:g} MB/s waits, of its time", share, "%", goal)
-            in_calls = [100 * each for each in one["call_share"]]
-            bench.report("S18", f"{name}: the same is in calls, of its time", in_calls, "%")
+            waits = f"{name}: a trainer at {rate:g} MB/s waits, of its time"
+            bench.report("S18", waits, percent(one["waited_share"]), "%", goal)
+            bench.report("S18", f"{name}: the same is in calls, of its time", percent(one["call_share"]), "%")
             bench.report("S18", f"{name}: the same has", one["mb_per_s"], "MB/s")
 
 
@@ -80,7 +75,7 @@ def _mosaic(bench: Bench, bucket: dict[str, str]) -> None:
 
 def _mosaic_reads(bench: Bench, peer: Contestant, bucket: dict[str, str]) -> None:
     """One run only: a second one would share the memory of its names with processes of the first that still end."""
-    (one,) = rounds(partial(peer.epoch, bench, bench.fresh, store=bucket), num_rounds=1)
+    (one,) = bench.rounds(partial(peer.epoch, bench, bench.fresh, store=bucket), num_rounds=1)
     row_mb = Path(bench.fresh).stat().st_size / one["num_rows"][0] / 1e6
     bench.report("S18", f"{peer.label}: converted, uploaded, first batch", one["first_batch_s"], "s")
     speed = [row_mb * each for each in one["steady_rows_per_s"]]
@@ -90,7 +85,7 @@ def _mosaic_reads(bench: Bench, peer: Contestant, bucket: dict[str, str]) -> Non
 def _many(bench: Bench) -> None:
     number = 10_000 if bench.quick else 1_000_000
     call = partial(bench.probe, "many_objects", num_objects=number, num_workers=bench.num_workers, watched=True)
-    (found,) = rounds(call, num_rounds=1 if bench.quick else bench.num_long_rounds)
+    (found,) = bench.rounds(call)
     what = f"{number:,} objects, {number * 10_000:,} rows"
     bench.report("S18", f"{what}: first batch, from the process's start", found["first_batch_s"], "s")
     bench.report("S18", f"{what}: memory of all processes", found["peak_pss_mb"], "MB")

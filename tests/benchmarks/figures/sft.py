@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.framework import Bench, at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import Bench, Figures, at_least, at_most, over, percent, ratios
 from tests.benchmarks.inputs import chats, long_contexts, sft_chats
 
 FAST_COUNTS = {"num_rows": 60_000, "num_warm_rows": 16_000}
@@ -17,7 +17,8 @@ _NEEDED = ("torch", "transformers", "datasets", "pydantic", "xxhash", "PIL")
 
 def chat_template(bench: Bench) -> None:
     """S14: rendering one user turn, beside the same template compiled by bare Jinja."""
-    (found,) = rounds(partial(bench.probe, "chat_template", tokenizer=bench.tokenizer), num_rounds=bench.num_rounds)
+    call = partial(bench.probe, "chat_template", tokenizer=bench.tokenizer)
+    (found,) = bench.rounds(call, num_rounds=bench.num_rounds)
     bench.report("S14", "bare Jinja, compiled before", found["bare_us"], "us a chat")
     bench.report("S14", "ours, as any chat is rendered", found["ours_us"], "us a chat")
     bench.report("S14", "ours over bare Jinja", ratios(found["ours_us"], found["bare_us"]), "x", at_most(1.1))
@@ -36,11 +37,11 @@ def chat_sft(bench: Bench) -> None:
         if backend != "hf":
             counts = {name: 2048 if bench.quick else most for name, most in FAST_COUNTS.items()}
         ours = partial(steady, backend=backend, num_workers=bench.num_workers, **counts)
-        found, alone = rounds(ours, raw, num_rounds=bench.num_long_rounds)
-        rate = found["rows_per_s"]
-        bench.report("S15", f"{backend}: chats of four turns, steady, {bench.num_workers} workers", rate, "rows/s")
-        over, goal = ratios(rate, alone["rows_per_s"]), at_least(0.9 if backend == "hf" else 15.0)
-        bench.report("S15", f"{backend}: over HF's tokenizer alone on the same text", over, "x", goal)
+        found, alone = bench.rounds(ours, raw)
+        what = f"{backend}: chats of four turns, steady, {bench.num_workers} workers"
+        bench.report("S15", what, found["rows_per_s"], "rows/s")
+        goal = at_least(0.9 if backend == "hf" else 15.0)
+        bench.report("S15", f"{backend}: over HF's tokenizer alone on the same text", over(found, alone), "x", goal)
 
 
 def _rendered(bench: Bench, chats_path: str, size: int) -> str:
@@ -68,13 +69,13 @@ def packed_sft(bench: Bench) -> None:
     calls = {"XTuner": theirs}
     calls |= {f"ours, {backend}": partial(ours, backend=backend) for backend in bench.backends}
     theirs(num_batches=1)  # fills their cache
-    found = rounds(*calls.values(), num_rounds=bench.num_long_rounds)
-    rates = {name: figures["batches_per_s"] for name, figures in zip(calls, found, strict=True)}
-    for name, rate in rates.items():
-        bench.report("S16", f"{name}: packed batches of 4096 tokens", rate, "batches/s")
-    for name in list(rates)[1:]:
+    found = dict(zip(calls, bench.rounds(*calls.values()), strict=True))
+    for name, figures in found.items():
+        bench.report("S16", f"{name}: packed batches of 4096 tokens", figures["batches_per_s"], "batches/s")
+    for name in list(found)[1:]:
         goal = None if name == "ours, hf" else at_least(10)
-        bench.report("S16", f"{name}: over XTuner's loader", ratios(rates[name], rates["XTuner"]), "x", goal)
+        ahead = over(found[name], found["XTuner"], "batches_per_s")
+        bench.report("S16", f"{name}: over XTuner's loader", ahead, "x", goal)
 
 
 def _packs(bench: Bench, side: str, **settings: Any) -> dict[str, float]:
@@ -89,15 +90,12 @@ def long_context(bench: Bench) -> None:
     knobs |= {"tokenizer": bench.tokenizer, "kind": "babilong", "num_workers": bench.num_workers, "shuffle": False}
     steady = partial(bench.probe, "steady", **knobs)
     for backend in bench.fast_backends:
-        fast, slow = rounds(
-            partial(steady, backend=backend, num_rows=128 if bench.quick else 1280),
-            partial(steady, backend="hf", num_rows=32 if bench.quick else 128),
-            num_rounds=bench.num_long_rounds,
-        )
-        ours, theirs = fast["rows_per_s"], slow["rows_per_s"]
-        bench.report("S17", f"{backend}: rows of 32,768 tokens, {bench.num_workers} workers", ours, "rows/s")
-        bench.report("S17", "hf: the same", theirs, "rows/s")
-        bench.report("S17", f"{backend} over hf", ratios(ours, theirs), "x", at_least(10.0))
+        ours = partial(steady, backend=backend, num_rows=128 if bench.quick else 1280)
+        fast, slow = bench.rounds(ours, partial(steady, backend="hf", num_rows=32 if bench.quick else 128))
+        what = f"{backend}: rows of 32,768 tokens, {bench.num_workers} workers"
+        bench.report("S17", what, fast["rows_per_s"], "rows/s")
+        bench.report("S17", "hf: the same", slow["rows_per_s"], "rows/s")
+        bench.report("S17", f"{backend} over hf", over(fast, slow), "x", at_least(10.0))
     if not bench.fast_backends:
         bench.note("S17", "fast backend over hf", "not installed")
 
@@ -115,6 +113,11 @@ def _lacks(bench: Bench, code: str, what: str, *packages: str) -> bool:
     return bool(lacking)
 
 
+def _memory(bench: Bench, code: str, found: Figures) -> None:
+    bench.report(code, "media that are held, over the limit", found["held_over_limit"], "x", at_most(1.2))
+    bench.report(code, "growth of the trainer's process in the second half", found["growth_mb"], "MB")
+
+
 def pictures(bench: Bench) -> None:
     """S22: 800 x 600 JPEG, one a chat, for Qwen3-VL."""
     if _lacks(bench, "S22", "pictures", "PIL", "transformers", "torch"):
@@ -126,25 +129,20 @@ def pictures(bench: Bench) -> None:
     ours = partial(bench.probe, "pictures", max_media_bytes=_LIMIT, num_warm_rows=240, **knobs)
     names = ["plain_loop", "torch_loader", *["trl_loader"] * (find_spec("trl") is not None)]
     others = [partial(bench.probe, name, **knobs) for name in names]
-    found, plain, torch, *of_trl = rounds(ours, *others, num_rounds=bench.num_long_rounds)
+    found, plain, torch, *of_trl = bench.rounds(ours, *others)
+    beside_trl = "over datasets, torch's loader and TRL's collator"
     bench.report("S22", "pictures of 800 x 600, two workers", found["rows_per_s"], "rows/s")
-    over = ratios(found["rows_per_s"], plain["rows_per_s"])
-    bench.report("S22", "over Pillow and the processor in two processes", over, "x", at_least(0.9))
-    bench.report("S22", "over torch's loader", ratios(found["rows_per_s"], torch["rows_per_s"]), "x")
+    bench.report("S22", "over Pillow and the processor in two processes", over(found, plain), "x", at_least(0.9))
+    bench.report("S22", "over torch's loader", over(found, torch), "x")
     for trl in of_trl:
-        over = ratios(found["rows_per_s"], trl["rows_per_s"])
-        bench.report("S22", "over datasets, torch's loader and TRL's collator", over, "x")
-        first = ratios(found["first_batch_s"], trl["first_batch_s"])
-        bench.report("S22", "first batch, over datasets, torch's loader and TRL's collator", first, "x", at_most(1))
+        bench.report("S22", beside_trl, over(found, trl), "x")
+        bench.report("S22", f"first batch, {beside_trl}", over(found, trl, "first_batch_s"), "x", at_most(1))
     if not of_trl:
-        bench.note("S22", "over datasets, torch's loader and TRL's collator", "needs trl")
-    first = ratios(found["first_batch_s"], torch["first_batch_s"])
-    bench.report("S22", "first batch, over torch's loader", first, "x", at_most(1))
-    bench.report("S22", "media that are held, over the limit", found["held_over_limit"], "x", at_most(1.2))
-    bench.report("S22", "growth of the trainer's process in the second half", found["growth_mb"], "MB")
-    rate = min(found["rows_per_s"]) / 2
-    (half,) = rounds(partial(ours, rows_per_s=rate), num_rounds=bench.num_long_rounds)
-    share = [100 * one for one in half["waited_share"]]
+        bench.note("S22", beside_trl, "needs trl")
+    bench.report("S22", "first batch, over torch's loader", over(found, torch, "first_batch_s"), "x", at_most(1))
+    _memory(bench, "S22", found)
+    (half,) = bench.rounds(partial(ours, rows_per_s=min(found["rows_per_s"]) / 2))
+    share = percent(half["waited_share"])
     bench.report("S22", "data wait at half that rate, of step time", share, "%", at_most(0.1))
 
 
@@ -157,12 +155,9 @@ def videos(bench: Bench) -> None:
     bench.probe("film_inputs", folder=folder, num_rows=8 if bench.quick else 32)
     knobs = {"folder": folder, "num_rows": num_rows}
     ours = partial(bench.probe, "pictures", max_media_bytes=4 * _LIMIT, num_warm_rows=40, **knobs)
-    alone = partial(bench.probe, "plain_loop", **knobs)
-    found, plain = rounds(ours, alone, num_rounds=bench.num_long_rounds)
+    found, plain = bench.rounds(ours, partial(bench.probe, "plain_loop", **knobs))
     frames = [_FRAMES * rate for rate in found["rows_per_s"]]
     bench.report("S27", "frames of videos of 640 x 360, two workers", frames, "frames/s")
-    over = ratios(found["rows_per_s"], plain["rows_per_s"])
-    bench.report("S27", "over PyAV and the processor in two processes", over, "x", at_least(0.9))
-    bench.report("S27", "media that are held, over the limit", found["held_over_limit"], "x", at_most(1.2))
-    bench.report("S27", "growth of the trainer's process in the second half", found["growth_mb"], "MB")
+    bench.report("S27", "over PyAV and the processor in two processes", over(found, plain), "x", at_least(0.9))
+    _memory(bench, "S27", found)
     bench.report("S27", "growth of the workers in the second half", found["workers_growth_mb"], "MB")

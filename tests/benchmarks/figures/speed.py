@@ -13,7 +13,7 @@ import numpy as np
 from asyncdata.workers.machine import num_usable_cpus
 from tests.benchmarks.backends import special_tokens
 from tests.benchmarks.contestants import OURS, present
-from tests.benchmarks.framework import Bench, at_least, at_most, ratios, rounds
+from tests.benchmarks.framework import Bench, at_least, at_most, over, percent, ratios
 from tests.benchmarks.inputs import LANGUAGES, chats, fuzzed, languages, made
 from tests.benchmarks.probes.loading import BYTES
 
@@ -22,7 +22,7 @@ NUM_LABELLINGS = 80
 OUR_ORDER = "asyncdata, 1024 x 32 KiB"
 
 
-def deff(order: np.ndarray[Any, np.dtype[np.int32]], rng: np.random.Generator) -> float:
+def deff(order: np.ndarray, rng: np.random.Generator) -> float:
     """The design effect of ``order`` (row numbers, in the order of delivery), over random labels of the runs."""
     batches = order[: len(order) // BATCH * BATCH].reshape(-1, BATCH) // RUN_ROWS
     values = []
@@ -32,27 +32,25 @@ def deff(order: np.ndarray[Any, np.dtype[np.int32]], rng: np.random.Generator) -
     return float(np.mean(values))
 
 
-def shuffle_quality(
-    folder: Path, probe: Callable[..., dict[str, float]], seeds: Sequence[int] = (1, 2)
-) -> dict[str, tuple[float, float]]:
+def shuffle_quality(folder: Path, probe: Callable[..., Any], seeds: Sequence[int]) -> dict[str, tuple[float, float]]:
     """``{order: (deff of the epoch, of its last 1 %)}``; ours is read off what a loader delivers from a real file."""
     rng = np.random.default_rng(0)
     path, out = _numbered_rows(folder), str(folder / "delivered.i32")
-    orders: dict[str, list[np.ndarray[Any, np.dtype[np.int32]]]] = {OUR_ORDER: []}
+    orders: dict[str, list[np.ndarray]] = {OUR_ORDER: []}
     for seed in seeds:
         probe("delivered_ids", path=str(path), out=out, seed=seed, num_workers=2, buffer_size=8192)
         orders[OUR_ORDER].append(np.fromfile(out, np.int32))
     assert all(np.array_equal(np.sort(order), np.arange(NUM_ROWS)) for order in orders[OUR_ORDER])
     orders["a shuffle buffer of 10,000 rows"] = [_buffer_shuffle(rng) for _ in seeds]
     orders["a full permutation"] = [rng.permutation(NUM_ROWS).astype(np.int32) for _ in seeds]
-    tail = NUM_ROWS // 100
-    means = [
-        [float(np.mean([deff(one[-n:], rng) for one in found])) for n in (NUM_ROWS, tail)] for found in orders.values()
-    ]
-    return {name: (whole, last) for name, (whole, last) in zip(orders, means, strict=True)}
+
+    def mean(found: list[np.ndarray], num_rows: int) -> float:
+        return float(np.mean([deff(order[-num_rows:], rng) for order in found]))
+
+    return {name: (mean(found, NUM_ROWS), mean(found, NUM_ROWS // 100)) for name, found in orders.items()}
 
 
-def _buffer_shuffle(rng: np.random.Generator, size: int = 10_000) -> np.ndarray[Any, np.dtype[np.int32]]:
+def _buffer_shuffle(rng: np.random.Generator, size: int = 10_000) -> np.ndarray:
     """Rows in file order through a buffer from which a random one is taken, as streaming loaders do."""
     buffer, out = np.arange(size, dtype=np.int32), np.empty(NUM_ROWS, np.int32)
     picks = rng.integers(0, size, NUM_ROWS - size)
@@ -90,16 +88,16 @@ def throughput(bench: Bench) -> None:
         steady = partial(bench.probe, "steady", num_workers=bench.num_workers, **knobs)
         raw = partial(bench.probe, "raw_in_processes", num_processes=bench.num_workers, **knobs)
         deep = [partial(steady, buffer_size=8192)] * (backend != "hf")
-        found, alone, *more = rounds(steady, raw, *deep, num_rounds=bench.num_rounds)
+        found, alone, *more = bench.rounds(steady, raw, *deep, num_rounds=bench.num_rounds)
         ours, theirs = found["rows_per_s"], alone["rows_per_s"]
         bench.data[backend] = {"ours": ours, "raw": theirs}
         bench.report("S2", f"{backend}: ours, steady, {bench.num_workers} workers", ours, "rows/s")
         bench.report("S2", f"{backend}: the tokenizer alone in {bench.num_workers} processes", theirs, "rows/s")
         bench.report("S2", f"{backend}: the same", alone["megabytes_per_s"], "MB/s")
         goal = at_least(0.95 if backend == "hf" else 0.80)
-        bench.report("S2", f"{backend}: ours over the tokenizer alone", ratios(ours, theirs), "", goal)
+        bench.report("S2", f"{backend}: ours over the tokenizer alone", over(found, alone), "", goal)
         for each in more:
-            bench.report("S2", f"{backend}: the same, 8192 samples read ahead", ratios(each["rows_per_s"], theirs))
+            bench.report("S2", f"{backend}: the same, 8192 samples read ahead", over(each, alone))
     if not bench.fast_backends:
         bench.note("S2", "fast backend over the tokenizer alone", "not installed")
 
@@ -126,17 +124,13 @@ def first_run(bench: Bench) -> None:
         knobs = {"path": str(path), "tokenizer": bench.tokenizer, "num_workers": bench.num_workers}
         knobs |= {"num_rows": 2048 if bench.quick else 30_000, "kind": "prompt" if names else "chat"}
         knobs["num_beside"] = num_beside
-        ours, of_hf = rounds(
-            partial(bench.probe, "first_run", runs_s=runs_s, **knobs),
-            partial(bench.probe, "steady", backend="hf", num_warm_rows=1024, **knobs),
-            num_rounds=bench.num_long_rounds,
-        )
+        steady = partial(bench.probe, "steady", backend="hf", num_warm_rows=1024, **knobs)
+        ours, of_hf = bench.rounds(partial(bench.probe, "first_run", runs_s=runs_s, **knobs), steady)
         goal = at_most(1 if runs_s != long else 15 if num_beside else 10 if "English" in name else 20)
         bench.report("S2b", f"{name}: seconds until 0.8 of the proven rate", ours["fast_s"], "s", goal)
         if runs_s == long:
-            before = ratios(ours["rows_per_s"], of_hf["rows_per_s"])
             least = at_least(0.75 if num_beside else 0.9)
-            bench.report("S2b", f"{name}: rows/s until the switch, over HF's tokenizer", before, "", least)
+            bench.report("S2b", f"{name}: rows/s until the switch, over HF's tokenizer", over(ours, of_hf), "", least)
         whole = ratios(ours["last_rows_per_s"], of_hf["rows_per_s"])
         bench.report("S2b", f"{name}: rows/s of the run of {runs_s[-1]:.0f} s, over HF's tokenizer", whole, "x")
         proven = ratios(ours["fast_rows_per_s"], of_hf["rows_per_s"])
@@ -153,9 +147,8 @@ def scaling(bench: Bench) -> None:
             continue
 
         calls = [partial(steady, num_workers=number, num_rows=number * num_rows) for number in (1, num_workers)]
-        one, more = rounds(*calls, num_rounds=bench.num_rounds)
-        found = ratios(more["rows_per_s"], one["rows_per_s"])
-        bench.report("S12", f"rows/s with {num_workers} workers over 1", found, "x", at_least(goal))
+        one, more = bench.rounds(*calls, num_rounds=bench.num_rounds)
+        bench.report("S12", f"rows/s with {num_workers} workers over 1", over(more, one), "x", at_least(goal))
 
 
 def mixtures(bench: Bench) -> None:
@@ -163,14 +156,15 @@ def mixtures(bench: Bench) -> None:
     for backend in bench.backends:
         knobs = _loading(bench, backend, 190_000, 20_000) | {"num_warm_rows": 4096, "num_workers": bench.num_workers}
         steady = partial(bench.probe, "steady", **knobs)
-        one, five = rounds(steady, partial(steady, path=_cut(knobs["path"], 5)), num_rounds=bench.num_rounds)
-        found = ratios(five["rows_per_s"], one["rows_per_s"])
-        bench.report("S19", f"{backend}: rows/s, a mixture of 5 parts over one file", found, "x", at_least(0.95))
+        of_five = partial(steady, path=_cut(knobs["path"], 5))
+        one, five = bench.rounds(steady, of_five, num_rounds=bench.num_rounds)
+        what = f"{backend}: rows/s, a mixture of 5 parts over one file"
+        bench.report("S19", what, over(five, one), "x", at_least(0.95))
         bench.report("S19", f"{backend}: CPU of the trainer's process per row", five["parent_cpu_us_per_row"], "us")
     first = partial(bench.probe, "first_batch", tokenizer=bench.tokenizer)
     calls = [partial(first, path=path) for path in (bench.small, _cut(bench.small, 20))]
-    one, twenty = rounds(*calls, num_rounds=bench.num_rounds)
-    found = ratios(twenty["first_batch_s"], one["first_batch_s"])
+    one, twenty = bench.rounds(*calls, num_rounds=bench.num_rounds)
+    found = over(twenty, one, "first_batch_s")
     bench.report("S19", "first batch of 32, a mixture of 20 parts over one file", found, "x", at_most(1.2))
 
 
@@ -229,15 +223,12 @@ def exactness(bench: Bench) -> None:
             found = bench.probe("hf_ids", path=str(path), tokenizer=bench.tokenizer, out=out)
             bench.data[name] = {**found, "bytes_per_token": found["bytes"] / found["tokens"]}
             for backend in bench.backends:
-                _compare(bench, name, str(path), backend, out)
+                knobs = {"path": str(path), "tokenizer": bench.tokenizer, "backend": backend}
+                found = bench.probe("mismatches", expected=out, **knobs)
+                equal, what = 100 * (1 - found["wrong"] / found["rows"]), f"{name}, {found['rows']:,.0f} rows"
+                bench.report("S1", f"ids equal, {backend}, {what}", [equal], "%", at_least(100))
     for backend in sorted({"gigatoken", "fastokens"} - set(bench.backends)):
         bench.note("S1", f"ids equal, {backend}", "not installed")
-
-
-def _compare(bench: Bench, name: str, path: str, backend: str, expected: str) -> None:
-    found = bench.probe("mismatches", path=path, tokenizer=bench.tokenizer, backend=backend, expected=expected)
-    equal = 100 * (1 - found["wrong"] / found["rows"])
-    bench.report("S1", f"ids equal, {backend}, {name}, {found['rows']:,.0f} rows", [equal], "%", at_least(100))
 
 
 def order(bench: Bench) -> None:
@@ -257,12 +248,12 @@ def trainer_cost(bench: Bench) -> None:
     """S8, with a tokenize function that costs nothing, so that what remains is the library."""
     knobs: dict[str, Any] = {"path": bench.small, "tokenizer": BYTES, "num_workers": bench.num_workers}
     cost = partial(bench.probe, "call_cost", **knobs | {"path": bench.input(max(bench.small_mb, 20))})
-    (call,) = rounds(cost, num_rounds=bench.num_rounds)
+    (call,) = bench.rounds(cost, num_rounds=bench.num_rounds)
     bench.report("S8", "get_next_batch(32), everything ready, median", call["call_us_p50"], "us", at_most(5))
     bench.report("S8", "the same, 99th percentile", call["call_us_p99"], "us")
     knobs["buffer_size"] = 8192
     num_rows = 20_000 if bench.quick else 100_000
-    (free,) = rounds(partial(bench.probe, "steady", num_rows=num_rows, **knobs), num_rounds=bench.num_rounds)
+    (free,) = bench.rounds(partial(bench.probe, "steady", num_rows=num_rows, **knobs), num_rounds=bench.num_rounds)
     cpu = free["parent_cpu_us_per_row"]
     bench.report("S8", "CPU of the trainer's process a row, all its threads", cpu, "us", at_most(1))
     bench.report("S8", "rows/s then, shuffled", free["rows_per_s"], "rows/s")
@@ -272,18 +263,13 @@ def trainer_cost(bench: Bench) -> None:
 def _beside_a_busy_trainer(bench: Bench, knobs: dict[str, Any]) -> None:
     """A trainer that never lets go of the GIL."""
     seconds = 3.0 if bench.quick else 8.0
-    (busy,) = rounds(
-        partial(bench.probe, "busy_trainer", rows_per_s=20_000, seconds=seconds, **knobs),
-        num_rounds=bench.num_long_rounds,
-    )
+    trainer = partial(bench.probe, "busy_trainer", seconds=seconds, **knobs)
+    (busy,) = bench.rounds(partial(trainer, rows_per_s=20_000))
     what = "beside a trainer that keeps the GIL, 20k rows/s asked for"
     bench.report("S8", f"{what}: had", busy["rows_per_s"], "rows/s", at_least(19_600))
     bench.report("S8", f"{what}: longest stall", busy["worst_stall_ms"], "ms", at_most(150))
-    slow, idle = rounds(
-        partial(bench.probe, "busy_trainer", rows_per_s=10_000, seconds=seconds, **knobs),
-        partial(bench.probe, "idle_trainer", seconds=seconds / 2),
-        num_rounds=bench.num_long_rounds,
-    )
+    alone = partial(bench.probe, "idle_trainer", seconds=seconds / 2)
+    slow, idle = bench.rounds(partial(trainer, rows_per_s=10_000), alone)
     found = ratios(slow["turns_per_busy_s"], idle["turns_per_s"])
     bench.report("S8", "that trainer's speed at 10k rows/s over its speed alone", found, "", at_least(0.95))
 
@@ -296,12 +282,9 @@ def data_wait(bench: Bench) -> None:
         num_rows = 40_000 if backend != "hf" or tokenizer == BYTES else 8000
         top = bench.probe("steady", num_rows=min(num_rows, 4000) if bench.quick else num_rows, **knobs)["rows_per_s"]
         seconds = 3.0 if bench.quick else 10.0
-        (found,) = rounds(
-            partial(bench.probe, "data_wait", rows_per_s=top / 2, seconds=seconds, **knobs),
-            num_rounds=bench.num_long_rounds,
-        )
+        (found,) = bench.rounds(partial(bench.probe, "data_wait", rows_per_s=top / 2, seconds=seconds, **knobs))
         bench.data[kind] = {"top": top, **found}
-        share = [100 * one for one in found["waited_share"]]
+        share = percent(found["waited_share"])
         bench.report("S9", f"{kind}: data wait at half its top rate, of step time", share, "%", at_most(0.1))
         bench.report("S9", f"{kind}: a call, 99.9th percentile", found["call_us_p999"], "us", at_most(200))
         edges = f"{sum(found['num_edges']):.0f} ends of windows and epochs"
@@ -317,18 +300,14 @@ def _by_rate(bench: Bench) -> None:
     bench.data["by_rate"], seconds = {}, 2.0 if bench.quick else 6.0
     for contestant in found:
         top = contestant.epoch(bench, bench.small, 2000 if bench.quick else 16_000)["steady_rows_per_s"]
-        waits = {
-            str(share): contestant.run("paced", bench, bench.small, rows_per_s=share * top, seconds=seconds)[
-                "called_share"
-            ]
-            for share in SHARES
-        }
+        paced = partial(contestant.run, "paced", bench, bench.small, seconds=seconds)
+        waits = {str(share): paced(rows_per_s=share * top)["called_share"] for share in SHARES}
         bench.data["by_rate"][contestant.name] = {"top": top, "waits": waits}
 
 
 def rollouts(bench: Bench) -> None:
     """S13: 32 groups of 8 samples."""
     knobs = {"path": bench.small, "tokenizer": BYTES, "num_workers": bench.num_workers}
-    (found,) = rounds(partial(bench.probe, "group_calls", **knobs), num_rounds=bench.num_rounds)
+    (found,) = bench.rounds(partial(bench.probe, "group_calls", **knobs), num_rounds=bench.num_rounds)
     bench.report("S13", "get_samples(32), n = 8, ready, median", found["call_ms_p50"], "ms", at_most(0.5))
     bench.report("S13", "the same, 99th percentile", found["call_ms_p99"], "ms")

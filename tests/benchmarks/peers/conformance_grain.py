@@ -1,23 +1,15 @@
-"""Grain's dataset API: rows by number, a global shuffle, workers by ``mp_prefetch``; an iterator for each epoch.
-
-The training loop keeps the number of the epoch beside the state, as trainers do.
-"""
-
-from __future__ import annotations
+"""Grain's dataset API: rows by number, a global shuffle, workers by ``mp_prefetch``; an iterator for each epoch."""
 
 import json
 import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grain
 
-from tests.conformance.lab import Seen
-
-if TYPE_CHECKING:
-    from tests.conformance.lab import Knobs, Rows
+from tests.conformance.lab import EpochByEpoch, Knobs, Rows, Seen
 
 
 def seen(row: dict[str, Any]) -> tuple[int, int]:
@@ -43,18 +35,16 @@ class Grain:
         "outcomes": "it has no feedback from the trainer",
     }
 
-    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+    def open(self, rows: Rows, knobs: Knobs) -> Any:
         return _Loader(rows, knobs)
 
 
-class _Loader:
+class _Loader(EpochByEpoch):
     def __init__(self, rows: Rows, knobs: Knobs) -> None:
         self._parts = [[json.loads(line) for line in Path(path).read_text().splitlines()] for path in rows.paths]
         self._knobs = knobs
-        self._epoch = 0
-        self._iterator = self._of_epoch()
 
-    def _of_epoch(self) -> Any:
+    def begin(self) -> Any:
         knobs = self._knobs
         if knobs.weights:
             parts = [grain.MapDataset.source(part).repeat().to_iter_dataset() for part in self._parts]
@@ -63,7 +53,7 @@ class _Loader:
 
         found = grain.MapDataset.source(sum(self._parts, []))
         if knobs.shuffle:
-            found = found.shuffle(seed=knobs.seed + self._epoch)
+            found = found.shuffle(seed=knobs.seed + self.epoch)
         if knobs.keep_every > 1:
             found = found.filter(partial(is_kept, knobs.keep_every))
         if knobs.transform_rows > 1:
@@ -79,25 +69,17 @@ class _Loader:
         return iter(found)
 
     def next_batch(self) -> list[Seen]:
-        try:
-            return [Seen(row, worker) for row, worker in next(self._iterator)]
-        except StopIteration:
-            self._epoch += 1
-            self._iterator = self._of_epoch()
-            raise
+        return [Seen(row, worker) for row, worker in super().next_batch()]
 
     def state_dict(self) -> Any:
-        return {"epoch": self._epoch, "iterator": self._iterator.get_state()}
+        return {"epoch": self.epoch, "iterator": self.batches.get_state()}
 
     def load_state_dict(self, state: Any) -> None:
-        self._epoch = state["epoch"]
-        self._iterator = self._of_epoch()
-        self._iterator.set_state(state["iterator"])
+        self.epoch = state["epoch"]
+        self.batches.set_state(state["iterator"])
 
     def close(self) -> None:
-        close = getattr(self._iterator, "close", None)
-        if close is not None:
-            close()
+        getattr(self._batches, "close", bool)()
 
 
 class _Flat(grain.experimental.FlatMapTransform):

@@ -1,22 +1,14 @@
-"""Hugging Face streaming, as its documentation says: ``state_dict`` of the dataset, ``set_epoch`` by the training loop.
-
-The loop keeps the number of the epoch beside the state, as trainers do.
-"""
-
-from __future__ import annotations
+"""Hugging Face streaming, as it is documented: ``state_dict`` of the dataset, ``set_epoch`` by the training loop."""
 
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 
-from tests.conformance.lab import Seen
-
-if TYPE_CHECKING:
-    from tests.conformance.lab import Knobs, Rows
+from tests.conformance.lab import EpochByEpoch, Knobs, Rows, Seen
 
 
 def with_worker(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -56,36 +48,24 @@ class HfStreaming:
         "workers": "it has none without a DataLoader",
     }
 
-    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+    def open(self, rows: Rows, knobs: Knobs) -> Any:
         return _Loader(streamed(rows, knobs), knobs.batch_size)
 
 
-class _Loader:
+class _Loader(EpochByEpoch):
     def __init__(self, rows: Any, batch_size: int) -> None:
-        self._rows = rows
-        self._batch_size = batch_size
-        self._epoch = 0
-        self._iterator: Iterator[dict[str, Any]] | None = None
+        self._rows, self._batch_size = rows, batch_size
 
-    def next_batch(self) -> list[Seen]:
-        if self._iterator is None:
-            self._rows.set_epoch(self._epoch)
-            self._iterator = iter(self._rows)
-        found = [Seen(row["row"], row["worker"]) for row in islice(self._iterator, self._batch_size)]
-        if found:
-            return found
-
-        self._iterator = None
-        self._epoch += 1
-        raise StopIteration
+    def begin(self) -> Iterator[list[Seen]]:
+        self._rows.set_epoch(self.epoch)
+        rows = iter(self._rows)
+        while batch := [Seen(row["row"], row["worker"]) for row in islice(rows, self._batch_size)]:
+            yield batch
 
     def state_dict(self) -> Any:
-        return {"epoch": self._epoch, "rows": self._rows.state_dict()}
+        return {"epoch": self.epoch, "rows": self._rows.state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
-        self._epoch = state["epoch"]
-        self._rows.set_epoch(self._epoch)
+        self.epoch = state["epoch"]
+        self._rows.set_epoch(self.epoch)
         self._rows.load_state_dict(state["rows"])
-
-    def close(self) -> None:
-        pass

@@ -1,23 +1,18 @@
 """torchdata's StatefulDataLoader: over Hugging Face streaming, and over a dataset with an index, shuffled by torch."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 import torch
 from conformance_hf import streamed
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tests.conformance.lab import Seen
-
-if TYPE_CHECKING:
-    from tests.conformance.lab import Knobs, Rows
+from tests.conformance.lab import EpochByEpoch, Knobs, Rows, Seen
 
 _VERSION = f"torchdata {version('torchdata')}, datasets {datasets.__version__}"
 _NO_BAD_ROWS = {
@@ -38,7 +33,7 @@ class StreamedStateful:
     version = _VERSION
     lacks: Mapping[str, str] = _NO_BAD_ROWS
 
-    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+    def open(self, rows: Rows, knobs: Knobs) -> Any:
         found = streamed(rows, knobs)
         return _Loader(StatefulDataLoader(found, **_settings(knobs)), found)
 
@@ -55,12 +50,11 @@ class IndexedStateful:
         "transform": "a function is given one row",
     }
 
-    def open(self, rows: Rows, knobs: Knobs) -> _Loader:
+    def open(self, rows: Rows, knobs: Knobs) -> Any:
         folder = os.path.join(os.path.dirname(rows.paths[0]), "cache")
         found = datasets.load_dataset("json", data_files=rows.paths, split="train", cache_dir=folder)
         generator = torch.Generator().manual_seed(knobs.seed)
-        loader = StatefulDataLoader(found, shuffle=knobs.shuffle, generator=generator, **_settings(knobs))
-        return _Loader(loader, None)
+        return _Loader(StatefulDataLoader(found, shuffle=knobs.shuffle, generator=generator, **_settings(knobs)))
 
 
 def _settings(knobs: Knobs) -> dict[str, Any]:
@@ -70,40 +64,27 @@ def _settings(knobs: Knobs) -> dict[str, Any]:
     return settings
 
 
-class _Loader:
-    """Where the dataset asks for it, the training loop sets and keeps the number of the epoch, as trainers do."""
+class _Loader(EpochByEpoch):
+    """It tells the dataset the number of the epoch where that asks for it."""
 
-    def __init__(self, loader: Any, rows: Any) -> None:
-        self._loader = loader
-        self._rows = rows
-        self._epoch = 0
-        self._iterator: Iterator[list[Seen]] | None = None
+    def __init__(self, loader: Any, rows: Any = None) -> None:
+        self._loader, self._rows = loader, rows
 
-    def next_batch(self) -> list[Seen]:
-        if self._iterator is None:
-            self._set_epoch()
-            self._iterator = iter(self._loader)
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self._iterator = None
-            self._epoch += 1
-            raise
+    def begin(self) -> Iterator[list[Seen]]:
+        self._set_epoch()
+        return iter(self._loader)
 
     def _set_epoch(self) -> None:
         if self._rows is not None:
-            self._rows.set_epoch(self._epoch)
+            self._rows.set_epoch(self.epoch)
 
     def state_dict(self) -> Any:
         file = io.BytesIO()
         torch.save(self._loader.state_dict(), file)  # it may hold a tensor
-        return {"epoch": self._epoch, "loader": base64.b64encode(file.getvalue()).decode()}
+        return {"epoch": self.epoch, "loader": base64.b64encode(file.getvalue()).decode()}
 
     def load_state_dict(self, state: Any) -> None:
-        self._epoch = state["epoch"]
+        self.epoch = state["epoch"]
         self._set_epoch()
         file = io.BytesIO(base64.b64decode(state["loader"]))
         self._loader.load_state_dict(torch.load(file, weights_only=False))  # ours, of a moment ago
-
-    def close(self) -> None:
-        self._iterator = None

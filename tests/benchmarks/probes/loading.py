@@ -35,9 +35,9 @@ def loader(path: str, tokenizer: str, backend: str = "hf", kind: str = "prompt",
     if tokenizer == BYTES:
         return DataLoader(source, tokenize_fn="tests.benchmarks.probes.loading:byte_tokens", **knobs)
 
-    from tests.benchmarks.backends import KINDS
+    from tests.benchmarks.backends import tokenize_fn
 
-    return DataLoader(source, tokenize_fn=KINDS[kind](tokenizer, backend), **knobs)
+    return DataLoader(source, tokenize_fn=tokenize_fn(kind, tokenizer, backend), **knobs)
 
 
 @contextlib.contextmanager
@@ -56,16 +56,7 @@ def first_batch(path: str, tokenizer: str, **knobs: Any) -> dict[str, float]:
         return {"first_batch_s": seconds()}
 
 
-def steady(
-    path: str,
-    tokenizer: str,
-    num_rows: int = 20_000,
-    num_warm_rows: int = BATCH,
-    pause_s: float = 0.0,
-    rest_s: float = 0.0,
-    num_beside: int = 0,
-    **knobs: Any,
-) -> dict[str, float]:
+def steady(path, tokenizer, num_rows=20_000, num_warm_rows=BATCH, pause_s=0.0, rest_s=0.0, num_beside=0, **knobs):
     """Rows per second after the first rows, and CPU of this process per row, beside endless loops.
 
     :param pause_s: so long nothing is asked for after the first rows, and what is loaded beside the workers is loaded.
@@ -84,9 +75,7 @@ def steady(
     return {"rows_per_s": num_taken / wall, "parent_cpu_us_per_row": cpu / num_taken * 1e6}
 
 
-def first_run(
-    path: str, tokenizer: str, runs_s: list[float], num_rows: int, num_beside: int = 0, **knobs: Any
-) -> dict[str, float]:
+def first_run(path, tokenizer, runs_s, num_rows, num_beside=0, **knobs):
     """Runs with nothing proven before the first, at full speed, for so many seconds each, beside endless loops. Rows
     per second until the workers switch to a fast backend, in all of the last run, and with everything proven after the
     first ``num_rows``; and the seconds of the last run until its rate, over a second each, is 0.8 of that.

@@ -59,12 +59,8 @@ def _loader(folder: str, **knobs: Any) -> Any:
     return DataLoader(f"{folder}/rows.jsonl", tokenize_fn=fn, num_workers=2, batch_size=_BATCH, **knobs)
 
 
-def pictures(
-    folder: str, num_rows: int, max_media_bytes: int, num_warm_rows: int, rows_per_s: float = 0.0
-) -> dict[str, float]:
-    """Rows per second, once the plans are far ahead; at a rate, the share of the time that the trainer waits; memory
-    that is held.
-    """
+def pictures(folder, num_rows, max_media_bytes, num_warm_rows, rows_per_s=0.0):
+    """Rows per second, once the plans are far ahead; at a rate, the share of the time that a trainer waits; memory."""
     with _loader(folder, limits={"max_media_bytes": max_media_bytes}) as made:
         batches = itertools.chain.from_iterable(itertools.repeat(made))
         for number in range(num_warm_rows // _BATCH):

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
@@ -62,9 +62,7 @@ def _rate(batches: Iterable[list[Any]], num_mb: float) -> dict[str, float]:
     return {"first_batch_s": first, "mb_per_s": num_bytes / 1e6 / (time.perf_counter() - began)}
 
 
-def _wait(
-    batches: Iterable[list[Any]], mb_per_s: float, span_s: float, waited_s: Callable[[], float] | None = None
-) -> dict[str, float]:
+def _wait(batches, mb_per_s, span_s, waited_s=None):
     """A trainer that takes text at a fixed rate: the share of its time that it waits for data, the share that it is in
     calls at all, and the rate it has.
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,8 @@ def load_vocabulary(path: str, tokenizer: str, backend: str = "hf") -> dict[str,
     return {"load_s": seconds()}
 
 
-def raw(
-    path: str, tokenizer: str, backend: str, first: int, step: int, num_rows: int, num_warm_rows: int
-) -> dict[str, float]:
-    """One of the processes: every ``step``-th row from ``first`` on, of ``num_rows`` behind ``num_warm_rows``.
-
-    Waits on stdin for its start.
-    """
+def raw(path, tokenizer, backend, first, step, num_rows, num_warm_rows):
+    """One of the processes: every ``step``-th row from ``first`` on, behind warm ones. Waits on stdin for its start."""
     from tests.benchmarks.backends import raw_encoder
 
     texts = _texts(path, first, step, num_warm_rows + num_rows)
@@ -54,25 +50,11 @@ def raw(
 
 
 def _texts(path: str, first: int, step: int, num_rows: int) -> list[str]:
-    texts = []
     with open(path, "rb") as file:
-        for number, line in enumerate(file):
-            if number >= num_rows:
-                break
-
-            if number % step == first:
-                texts.append(json.loads(line)["input"])
-    return texts
+        return [json.loads(line)["input"] for line in islice(file, first, num_rows, step)]
 
 
-def raw_in_processes(
-    path: str,
-    tokenizer: str,
-    num_processes: int,
-    num_rows: int,
-    num_warm_rows: int = NUM_WARM_ROWS,
-    backend: str = "hf",
-) -> dict[str, float]:
+def raw_in_processes(path, tokenizer, num_processes, num_rows, num_warm_rows=NUM_WARM_ROWS, backend="hf"):
     """Rows per second of :func:`raw` in so many processes, which start together."""
     argument = {"path": path, "tokenizer": tokenizer, "backend": backend, "step": num_processes, "num_rows": num_rows}
     argument["num_warm_rows"] = num_warm_rows
@@ -81,12 +63,10 @@ def raw_in_processes(
         command = [sys.executable, "-m", "tests.benchmarks.probe", "raw", json.dumps(argument | {"first": first})]
         running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for process in running:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n", "a process of the raw measurement failed"
-    outputs = [process.stdin for process in running if process.stdin is not None]
-    for stdin in outputs:
-        stdin.write("go\n")
-        stdin.flush()
+    for process in running:
+        process.stdin.write("go\n")
+        process.stdin.flush()
     found = [json.loads(process.communicate()[0]) for process in running]
     return {
         "rows_per_s": sum(one["num_rows"] for one in found) / max(one["seconds"] for one in found),

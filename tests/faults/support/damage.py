@@ -34,19 +34,8 @@ KINDS = ("flipped", "cut", "torn", "longer", "foreign", "bomb", "sealed")
 CODE = frozenset({"pickle.find_class", "compile", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"})
 """Audit events that reading a snapshot never has."""
 ODD: list[Any] = [-1, 0, 1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 1e308, float("nan"), float("-inf"), None, True]
-ODD += [
-    "",
-    "x",
-    "\0" * 100,
-    b"\xff",
-    [],
-    {},
-    [[]],
-    {"__ndarray__": ["<i4", [2], "AA=="]},
-    "../../etc/passwd",
-    "os:system",
-]
-ODD += ["__import__('os')", {"__class__": "os.system"}, "9" * 5000]
+ODD += ["", "x", "\0" * 100, b"\xff", [], {}, [[]], {"__ndarray__": ["<i4", [2], "AA=="]}, "../../etc/passwd"]
+ODD += ["os:system", "__import__('os')", {"__class__": "os.system"}, "9" * 5000]
 HUGE = [b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x81\xa6buffer\xdd\xff\xff\xff\xff"]
 """Msgpack that claims to be huge."""
 
@@ -62,11 +51,7 @@ class Malicious:
 
 
 class Damage:
-    """Makes damaged files out of one that is whole.
-
-    :param whole: its bytes.
-    :param mark: a path that exists if any code of a file ran.
-    """
+    """Makes damaged files out of one that is whole; if code of theirs ran, there is the mark."""
 
     def __init__(self, whole: bytes, mark: str, seed: int) -> None:
         self._whole, self._mark, self._chance = whole, mark, random.Random(seed)
@@ -116,9 +101,8 @@ class Damage:
         if chance.random() < 0.5:
             length = struct.pack("<I", chance.choice([2**31, 2**32 - 1, 1 << 16, 1 << 24]))
             claimed = b"payload_len\xcf" + struct.pack(">Q", 2**62)
-            return chance.choice(
-                [self._whole[:8] + length + self._whole[12:], self._whole.replace(b"payload_len", claimed, 1)]
-            )
+            long_head = self._whole[:8] + length + self._whole[12:]
+            return chance.choice([long_head, self._whole.replace(b"payload_len", claimed, 1)])
 
         payload, encoding = chance.choice(
             [
@@ -150,8 +134,7 @@ class Audit:
     """Counts events that only code of a file could cause, while it is on."""
 
     def __init__(self) -> None:
-        self.is_on = False
-        self.num_events = 0
+        self.is_on, self.num_events = False, 0
         self._thread = threading.get_ident()  # those of the service import what they need, whatever is restored
         sys.addaudithook(self._hear)
 

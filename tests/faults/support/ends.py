@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -34,27 +34,10 @@ def no_op(*_: object) -> None: ...
 
 
 class Program:
-    """What all ways of ending share.
+    """What all ways of ending share: what is loaded, and from where; a tokenizer, for the function that is proven; a
+    folder for telemetry, and for when it began to end; the socket that ranks meet at; and how a child starts."""
 
-    :param loads: names of what is loaded.
-    :param place: of the rows: a path or an address.
-    :param tokenizer: a folder, for the function that is proven.
-    :param folder: for what it writes: when it began to end, and telemetry.
-    :param peer: the name of the socket that ranks meet at.
-    :param method: how a child of ``multiprocessing`` starts.
-    """
-
-    def __init__(
-        self,
-        loads: list[str],
-        place: str,
-        folder: str,
-        tokenizer: str = "",
-        peer: str = "",
-        world_size: int = 1,
-        rank: int = 0,
-        method: str = "",
-    ) -> None:
+    def __init__(self, loads, place, folder, tokenizer="", peer="", world_size=1, rank=0, method=""):
         self.loads, self.place, self.folder, self.tokenizer = loads, place, Path(folder), tokenizer
         self.peer, self.world_size, self.rank, self.method = peer, world_size, rank, method
 
@@ -226,7 +209,7 @@ def in_a_child(way: str) -> Callable[[Program], None]:
 
 
 def end_so(way: str, it: Program) -> None:
-    WAYS[way](it)
+    WAYS[way].end(it)
 
 
 def beside_a_child(it: Program) -> None:
@@ -241,26 +224,45 @@ def beside_a_child(it: Program) -> None:
     it.is_over()
 
 
-CHILD = "in a child of `multiprocessing`: "
 METHODS = ("fork", "forkserver", "spawn")
-WAYS: dict[str, Callable[[Program], None]] = {
-    "`close()`, or the end of `with`": closed,
-    "return": unclosed(),
-    "the loader is garbage": garbage,
-    "an exception": unclosed(fails),
-    "an exception leaves the `with`": fails_in_with,
-    "`sys.exit(3)`": unclosed(partial(sys.exit, 3)),
-    "`sys.exit(3)` in a thread": in_a_thread(unclosed(partial(sys.exit, 3))),
-    "an exception in a thread": in_a_thread(unclosed(fails)),
-    "return, while a thread waits for data": unclosed(waits),
-    "`KeyboardInterrupt`": unclosed(partial(signal.raise_signal, signal.SIGINT)),
-    "`KeyboardInterrupt` in `asyncio.run`": interrupted_awaiting,
-    "a notebook's cell is interrupted, and run again": restarted,
-    "`os._exit(4)`": unclosed(partial(os._exit, 4)),
-    "SIGTERM": unclosed(killed_by(signal.SIGTERM)),
-    "SIGKILL, also of a notebook's kernel": unclosed(killed_by(signal.SIGKILL)),
-    "a child of `multiprocessing` ends beside the loader": beside_a_child,
-    **{f"{CHILD}{way}": in_a_child(way) for way in ("return", "an exception", "SIGTERM")},
+WITH, EXIT = "the loader was closed at the end of its `with`", "the interpreter ended"
+FAULT = ": ValueError: the trainer's own fault"
+GARBAGE = "the loader was garbage"
+KILLED = ""
+"""Nothing is left to write a last line."""
+
+
+class Way(NamedTuple):
+    """A way to end, and what is seen of it: the status, negative: the signal that killed it; whether a ResourceWarning
+    tells of the loader that nothing closed; and the last line of each loader's telemetry, with the error that ended the
+    run."""
+
+    end: Callable[[Program], None]
+    status: int
+    warns: bool
+    told: tuple[str, ...]
+
+
+WAYS = {
+    "`close()`, or the end of `with`": Way(closed, 0, False, (WITH,)),
+    "return": Way(unclosed(), 0, True, (EXIT,)),
+    "the loader is garbage": Way(garbage, 0, True, (GARBAGE,)),
+    "an exception": Way(unclosed(fails), 1, True, (EXIT + FAULT,)),
+    "an exception leaves the `with`": Way(fails_in_with, 1, False, (WITH + FAULT,)),
+    "`sys.exit(3)`": Way(unclosed(partial(sys.exit, 3)), 3, True, (EXIT,)),
+    "`sys.exit(3)` in a thread": Way(in_a_thread(unclosed(partial(sys.exit, 3))), 0, True, (EXIT,)),
+    "an exception in a thread": Way(in_a_thread(unclosed(fails)), 0, True, (EXIT,)),
+    "return, while a thread waits for data": Way(unclosed(waits), 0, False, (EXIT,)),
+    "`KeyboardInterrupt`": Way(unclosed(partial(signal.raise_signal, signal.SIGINT)), -2, True, (EXIT,)),
+    "`KeyboardInterrupt` in `asyncio.run`": Way(interrupted_awaiting, -2, True, (EXIT,)),
+    "a notebook's cell is interrupted, and run again": Way(restarted, 0, True, (GARBAGE, EXIT)),
+    "`os._exit(4)`": Way(unclosed(partial(os._exit, 4)), 4, False, (KILLED,)),
+    "SIGTERM": Way(unclosed(killed_by(signal.SIGTERM)), -15, False, (KILLED,)),
+    "SIGKILL, also of a notebook's kernel": Way(unclosed(killed_by(signal.SIGKILL)), -9, False, (KILLED,)),
+    "a child of `multiprocessing` ends beside the loader": Way(beside_a_child, 0, True, (EXIT,)),
+    "in a child of `multiprocessing`: return": Way(in_a_child("return"), 0, False, (EXIT,)),
+    "in a child of `multiprocessing`: an exception": Way(in_a_child("an exception"), 1, False, (EXIT + FAULT,)),
+    "in a child of `multiprocessing`: SIGTERM": Way(in_a_child("SIGTERM"), -15, False, (KILLED,)),
 }
 
 
@@ -294,14 +296,16 @@ def killed(actor: Any, pid: int) -> None:
     until(lambda: not is_alive(pid), GONE_S, f"{pid} is left")
 
 
-RAY_WAYS: dict[str, Callable[[Any, int], object]] = {
-    "`ray.kill(actor)`": killed,
-    "SIGKILL of a Ray actor": lambda _, pid: os.kill(pid, signal.SIGKILL),
-    "`ray.actor.exit_actor()`": lambda actor, _: actor.exits.remote(),
-    "the last handle of a Ray actor is gone": no_op,
-    "a method of a Ray actor raises, and its last handle is gone": failed,
-}
 STAYS = "the driver of a Ray actor ends"
+RAY_WAYS: dict[str, tuple[Callable[[Any, int], object], str]] = {
+    "`ray.kill(actor)`": (killed, KILLED),
+    "SIGKILL of a Ray actor": (lambda _, pid: os.kill(pid, signal.SIGKILL), KILLED),
+    "`ray.actor.exit_actor()`": (lambda actor, _: actor.exits.remote(), GARBAGE),
+    "the last handle of a Ray actor is gone": (no_op, GARBAGE),
+    "a method of a Ray actor raises, and its last handle is gone": (failed, GARBAGE),
+    STAYS: (no_op, KILLED),
+}
+"""How an actor ends, and what is told."""
 
 
 def on_ray(settings: dict[str, Any]) -> None:
@@ -309,7 +313,7 @@ def on_ray(settings: dict[str, Any]) -> None:
     import ray
 
     ray.init("local", num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
-    for way in (*RAY_WAYS, STAYS):
+    for way, (end, _) in RAY_WAYS.items():
         folder = Path(settings["folder"], way)
         folder.mkdir()
         actor = ray.remote(num_cpus=1)(Actor).remote()
@@ -318,7 +322,7 @@ def on_ray(settings: dict[str, Any]) -> None:
             KEPT.append(actor)
             return
 
-        RAY_WAYS[way](actor, family[0])
+        end(actor, family[0])
         del actor
         until(lambda family=family: not any(map(is_alive, family)), GONE_S, f"{way}: some of {family} are left")
 
@@ -331,4 +335,4 @@ if __name__ == "__main__":
     if way == "ray":
         on_ray(given)
     else:
-        WAYS[way](Program(**given))
+        WAYS[way].end(Program(**given))

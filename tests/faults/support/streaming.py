@@ -37,7 +37,6 @@ def entry(sample: Sample | list[Any]) -> list[int]:
     if isinstance(sample, list):
         return [number for document in sample for number in entry(document.sample)]
 
-    assert sample.position is not None and sample.index is not None
     place = sample.position
     return [
         sample.index,
@@ -78,10 +77,8 @@ def with_media(path: Path, kind: str) -> Path:
     rows = []
     for number in (json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()):
         named = [media[number % 4], media[number % 3]][: 1 + number % 2]
-        messages = [
-            {"role": "user", "content": f"{number}" + f"<{key}>" * len(named)},
-            {"role": "assistant", "content": "yes"},
-        ]
+        asks = {"role": "user", "content": f"{number}" + f"<{key}>" * len(named)}
+        messages = [asks, {"role": "assistant", "content": "yes"}]
         rows.append(json.dumps({"messages": messages, f"{key}s": named}) + "\n")
     path.write_text("".join(rows), encoding="utf-8")
     return path
@@ -125,16 +122,7 @@ def _function_of(kind: str, paths: list[str]) -> Any:
     return NumberedMedia() if kind == "media" else id_and_text
 
 
-def stream(
-    paths: list[str],
-    log: str,
-    snapshot: str,
-    batch_size: int,
-    save_every: int,
-    step_s: float,
-    knobs: dict[str, Any],
-    kind: str = "files",
-) -> None:
+def stream(paths, log, snapshot, batch_size, save_every, step_s, knobs, kind="files"):
     """To the end of the data, or until somebody ends us."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     source, function = source_of(kind, paths), _function_of(kind, paths)

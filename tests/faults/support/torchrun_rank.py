@@ -8,21 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import count, islice
-from pkgutil import resolve_name
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from asyncdata.integrations.torch import exchange, ranks
+from tests.support.parts import change
 from tests.support.ranks import WAYS, make
 
 NUM_STEPS = 40
-DIVIDED = {"asyncdata.read_ahead.windows._RANKS_AT_START": 1}
-SOON = {
-    "asyncdata.read_ahead.ranks._PATIENCE_S": 0.5,
-    "asyncdata.read_ahead.ranks._END_TIMEOUT_S": 0.5,
-    "asyncdata.core.threads._EXIT_TIMEOUT_S": 0.5,
-}
 
 
 class SlowEnd:
@@ -41,9 +36,8 @@ def main(path: str, *ways: str) -> None:
     way, rank = ways[number // 2 if group else 0], dist.get_rank(group)
     if way in ("stuck", "killed") and rank != 1:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which torchrun ends ranks beside one that has failed
-    for name, value in {**DIVIDED, **(SOON if way == "stuck" else {})}.items():
-        module, _, attribute = name.rpartition(".")
-        setattr(resolve_name(module), attribute, value)
+    soon = dict.fromkeys(("patience_with_ranks_s", "end_of_calls_s", "end_of_threads_s"), 0.5)
+    change(pytest.MonkeyPatch(), ranks_at_start=1, **(soon if way == "stuck" else {}))
     share, calls = exchange(group), count()
 
     def shares(data: bytes) -> list[bytes]:

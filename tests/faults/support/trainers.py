@@ -76,10 +76,8 @@ def without_a_cluster(path: str, process: str) -> None:
 
 
 class Interrupts:
-    """SIGINT at random instants from another thread; KeyboardInterrupt wherever the main thread is, while armed.
-
-    :ivar armed: so many at most come, directly one after another: also while the first one is handled.
-    """
+    """SIGINT at random instants from another thread; KeyboardInterrupt wherever the main thread is, as often as it is
+    ``armed`` for, directly one after another: also while the first one is handled."""
 
     def __init__(self, seed: int) -> None:
         self.armed = self.num_raised = 0
@@ -117,8 +115,7 @@ def storm(path: str, number: int, most: int, knobs: dict[str, Any]) -> dict[str,
         interrupts, loop = Interrupts(seed=1), iter(loader)
         while interrupts.num_raised < number:
             way, size = chance.randrange(3), chance.choice([1, 5, 40, 300])
-            groups: list[list[Any]] = []
-            batch: list[Any] = []
+            groups, batch = [], []
             try:
                 try:
                     interrupts.armed = most
@@ -145,8 +142,7 @@ def group(path: str, number: int, knobs: dict[str, Any]) -> dict[str, Any]:
 
     The handler only counts: this is about the workers, and a KeyboardInterrupt could come in any statement of ours.
     """
-    found: list[list[int]] = []
-    raised: list[int] = []
+    found, raised = [], []
     signal.signal(signal.SIGINT, lambda number, frame: raised.append(number))
     with DataLoader(path, tokenize_fn=id_and_text, shuffle=SHUFFLE, timeout_s=NEVER_S, **knobs) as loader:
         sys.stdout.write("go\n")
@@ -164,13 +160,10 @@ def group(path: str, number: int, knobs: dict[str, Any]) -> dict[str, Any]:
 BATCH = 500
 WARM_UP = 0.2
 """Of the run: caches fill, and allocators take what they will keep."""
+PACKS = SoftPacking(max_length=256, window_samples=512, across_epochs=True)
 WAYS: dict[str, dict[str, Any]] = {
     "rollouts": {"n_samples_per_prompt": 4, "commit": "on_ack"},
-    "packed": {
-        "packing": SoftPacking(max_length=256, window_samples=512, across_epochs=True),
-        "batch_size": 1,
-        "collate_fn": len,
-    },
+    "packed": {"packing": PACKS, "batch_size": 1, "collate_fn": len},
     "by the index": {"shuffle": "full", "cache": {"folder": ""}},
     "a stream": {},
 }
@@ -250,9 +243,7 @@ def soak(path: str, way: str, num_samples: int) -> dict[str, Any]:
     return {"samples": done, "slope": slope, "left": left, "seconds": seconds}
 
 
-TRAINERS: dict[str, Any] = {
-    function.__name__: function for function in (waiting, without_a_cluster, storm, group, soak)
-}
+TRAINERS = {function.__name__: function for function in (waiting, without_a_cluster, storm, group, soak)}
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])

@@ -7,22 +7,12 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+from tests.support.frameworks import verl as rl
 from tests.support.frameworks.killed_runs import KILLED_AFTER, blocks_of
-from tests.support.frameworks.verl import (
-    BATCH,
-    IN_FILE_ORDER,
-    PACKAGES,
-    PAGE,
-    ROWS,
-    Actor,
-    defaults,
-    run_each,
-    write_parquet,
-)
 
-__all__ = ("PACKAGES", "drive")
+PACKAGES = rl.PACKAGES
 EPOCHS = 3
-STEPS = EPOCHS * ROWS // BATCH
+STEPS = EPOCHS * rl.ROWS // rl.BATCH
 BATCHES = STEPS + KILLED_AFTER  # those after the training have no rows
 FIRST_NUMBER = 10  # of a row; smaller tokens are words of the template
 
@@ -52,7 +42,7 @@ def tokenizer():
     from transformers import PreTrainedTokenizerFast
 
     words = ["<pad>", "<s>", "</s>", "user", "assistant", "think", "tools", "1", "2", "3"]
-    numbers = map(str, range(FIRST_NUMBER, FIRST_NUMBER + 2 * ROWS))
+    numbers = map(str, range(FIRST_NUMBER, FIRST_NUMBER + 2 * rl.ROWS))
     model = Tokenizer(models.WordLevel({word: number for number, word in enumerate([*words, *numbers])}))
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", chat_template=_TEMPLATE)
@@ -62,13 +52,13 @@ def configuration(folder, changes):
     """verl's own defaults, and what a run needs besides; ``changes`` are those of a user."""
     from omegaconf import OmegaConf
 
-    base = defaults("sft_trainer_engine.yaml")
-    data = {"train_batch_size": BATCH, "enable_thinking_default": None}
+    base = rl.defaults("sft_trainer_engine.yaml")
+    data = {"train_batch_size": rl.BATCH, "enable_thinking_default": None}
     trainer = {"default_local_dir": str(folder), "device": "cpu"}
     return OmegaConf.merge(base, {"data": data, "trainer": trainer, "model": {}}, changes)
 
 
-class _Engine(Actor):
+class _Engine(rl.Actor):
     """An engine of one of several data-parallel ranks."""
 
     def __init__(self, rank, ranks):
@@ -141,17 +131,17 @@ def drive(folder):
     import verl.trainer.sft_trainer  # noqa: F401 - before the forks
     import yaml
 
-    changes = yaml.safe_load(blocks_of(PAGE, "yaml")[1])
-    changes["data"] |= write_parquet(folder, row_of, range(ROWS, ROWS + 10))
-    changes["data"]["asyncdata"] |= {"cache": {"folder": str(folder / "index")}, "rows_per_epoch": EPOCHS * ROWS}
-    saves = [1, ROWS // BATCH, 13, STEPS - 1, STEPS]
+    changes = yaml.safe_load(blocks_of(rl.PAGE, "yaml")[1])
+    changes["data"] |= rl.write_parquet(folder, row_of, range(rl.ROWS, rl.ROWS + 10))
+    changes["data"]["asyncdata"] |= {"cache": {"folder": str(folder / "index")}, "rows_per_epoch": EPOCHS * rl.ROWS}
+    saves = [1, rl.ROWS // rl.BATCH, 13, STEPS - 1, STEPS]
     cases = {  # of so many ranks
         "one rank": (1, {}, saves),
         "two ranks": (2, {}, saves),
         "a row a batch": (4, {}, [13]),
-        "in the order of the files": (2, IN_FILE_ORDER, [13]),
+        "in the order of the files": (2, rl.IN_FILE_ORDER, [13]),
     }
     opens = lambda place, kind, changes: Run(configuration(place, changes), ranks=kind)  # noqa: E731
-    runs = run_each(opens, folder, cases, changes, num_batches=BATCHES)
+    runs = rl.run_each(opens, folder, cases, changes, num_batches=BATCHES)
     one = runs["one rank"]["whole"]
     return {"runs": runs, "same": {f"rows of {name}": [runs[name]["whole"], one] for name in list(runs)[1:3]}}

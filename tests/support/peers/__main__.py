@@ -6,10 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.peers import (
-    rollouts,  # noqa: F401 - each registers its records
-    xtuner,  # noqa: F401 - each registers its records
-)
+from tests.support.peers import rollouts, xtuner  # noqa: F401 - each registers its records
 from tests.support.peers.records import RECORDS, write_record
 
 if __name__ == "__main__":

@@ -120,10 +120,8 @@ def _contents(peer: str, folder: Path) -> dict[str, dict[str, Any]]:
     logs = {"get_logger": lambda: logger, "is_local_rank0": lambda: True, "log_rank0": logger}
     # The real one keeps plans in /dev/shm, for ever.
     plans = {"_get_mmap_dir": lambda: Path("/nonexistent"), "ndarray_to_mmap": lambda array, group: array}
-    found: dict[str, dict[str, Any]] = {
-        name: {"__path__": [str(folder.joinpath(*name.split(".")))]}
-        for name in ("xtuner", "xtuner.v1", "xtuner.v1.datasets", "xtuner.v1.utils")
-    }
+    packages = "xtuner", "xtuner.v1", "xtuner.v1.datasets", "xtuner.v1.utils"
+    found = {name: {"__path__": [str(folder.joinpath(*name.split(".")))]} for name in packages}
     found["xtuner.v1.utils"] |= {"IGNORE_INDEX": -100, **logs}
     found |= {"mmengine": {}, "mmengine.dist": {"sync_random_seed": int}, "xtuner.v1.datasets.utils": plans}
     unused_of = {"jsonl": "JsonlDataset", "vlm_jsonl": "VLMJsonlDataset", "preset_pack": "PresetPackDataset"}
@@ -142,16 +140,9 @@ def sglang(tool: Any = None) -> Iterator[None]:
 
 
 def tool_model(*, defers: bool = False) -> Any:
-    """sglang's ``Tool``, with the fields that sglang 0.5 has.
-
-    :param defers: as later releases have it, with a field that is left out where it is not set.
-    """
+    """sglang's ``Tool``, with the fields of sglang 0.5; or with one of later releases, left out where it is not set."""
     pydantic = pytest.importorskip("pydantic", reason="the stand-in for sglang needs pydantic")
-    fields: dict[str, Any] = {
-        "description": (str | None, None),
-        "name": (str, ...),
-        "parameters": (object | None, None),
-    }
+    fields = {"description": (str | None, None), "name": (str, ...), "parameters": (object | None, None)}
     fields["strict"] = (bool, False)
     if not defers:
         function = pydantic.create_model("Function", **fields)

@@ -142,13 +142,9 @@ def _order(peer: str, folder: Path, **given: Any) -> Any:
 
 
 def worked(source: Any, operations: list[Any], reopened: Callable[[Any], Any] = lambda source: source) -> list[Any]:
-    """After each operation, a number to take or places to give back: the rows and groups, the place, and the
-    groups of the buffer.
-
-    :param reopened: what is done to the source after each tenth.
-    """
-    out: list[Any] = []
-    found: list[Any] = []
+    """After each operation, a number to take or places to give back: the rows and groups, the place, and the groups of
+    the buffer. ``reopened`` is done to the source after each tenth."""
+    out, found = [], []
     for number, operation in enumerate(operations):
         groups = []
         if isinstance(operation, int):
@@ -160,9 +156,8 @@ def worked(source: Any, operations: list[Any], reopened: Callable[[Any], Any] = 
             for sample in (sample for group in back for sample in group):
                 sample.response += "x" * (sample.index % 3)
             source.add_samples(back)
-        numbered = " ".join(
-            f"{label}:{group}" for label, (group, _) in zip(labels(groups), numbers(groups), strict=True)
-        )
+        taken = zip(labels(groups), numbers(groups), strict=True)
+        numbered = " ".join(f"{label}:{group}" for label, (group, _) in taken)
         buffer = " ".join(str(group) for group, _ in numbers(source.buffer))
         found.append([numbered, place(source), buffer, digest([content(groups), content(source.buffer)])])
         if number % 10 == 9:
@@ -180,11 +175,8 @@ def _slime_buffer(folder: Path, **given: Any) -> Any:
 
 
 def saved(folder: Path, given: dict[str, Any], opened: Any, others: list[Any] | None = None) -> Any:
-    """By rollout, what is served and the content of the file that is saved then. Each begins from the file before.
-
-    :param opened: a context manager of a data source.
-    :param others: what the file has instead of that, for every second rollout.
-    """
+    """By rollout, what is served by a source that is ``opened``, and the content of the file that is saved then. Each
+    begins from the file before; if there are ``others``, every second one from one of those."""
     import torch
 
     path, args = write_rows(folder, given), args_of(folder, given["args"])

@@ -38,6 +38,11 @@ class Rows:
         return Numbered()({"number": self.first + int(row), "tokens": int(self.num_tokens[row])})
 
 
+def sets_of(lengths: list[list[int]]) -> list[Rows]:
+    firsts = np.cumsum([0, *map(len, lengths)]).tolist()
+    return [Rows(of_one, first) for of_one, first in zip(lengths, firsts, strict=False)]
+
+
 class Pictured(Rows):
     """One that XTuner takes for a data set with pictures."""
 
@@ -60,8 +65,7 @@ class Mesh:
 
 def dataset_of(folder: Path, lengths: list[list[int]], settings: dict[str, Any]) -> Any:
     """XTuner's packs."""
-    packing, firsts = module_of("xtuner", "v1.datasets.packing"), np.cumsum([0, *map(len, lengths)]).tolist()
-    sets = [Rows(of_one, first) for of_one, first in zip(lengths, firsts, strict=False)]
+    packing, sets = module_of("xtuner", "v1.datasets.packing"), sets_of(lengths)
     shared = {"global_pack": settings["join_datasets"], "seed": settings["seed"]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "_get_mmap_dir", lambda: folder)
@@ -123,8 +127,7 @@ def share_of(order: Any, rank: int, world_size: int, batch: int, *, round_up: bo
 @recorded("xtuner_order", "xtuner")
 def _xtuner_order(folder: Path, num_packs: int, world_size: int, accumulation: int, round_up: bool) -> Any:
     """By rank and epoch: the first packs, and a digest of all; and the same from the middle of the epoch."""
-    found = []
-    batch = world_size * accumulation
+    found, batch = [], world_size * accumulation
     packs = type("Packs", (), {"longest": costs_of(num_packs), "__len__": lambda self: num_packs})()
     sampler = module_of("xtuner", "v1.datasets.sampler").LengthGroupedSampler
     for rank in range(world_size):
@@ -144,11 +147,9 @@ def batch_of(items: list[Any]) -> list[Any]:
     """All fields of a batch, XTuner's or ours: each with its type and shape; long ones as a digest."""
     found = []
     for item in items:
-        context = item["seq_ctx"]
-        fields = {name: context[name] if isinstance(context, dict) else getattr(context, name) for name in FIELDS}
-        found.append(
-            {name: _field(value) for name, value in (fields | {"shifted_labels": item["shifted_labels"]}).items()}
-        )
+        fields = {name: _attribute(item["seq_ctx"], name) for name in FIELDS}
+        fields["shifted_labels"] = item["shifted_labels"]
+        found.append({name: _field(value) for name, value in fields.items()})
     return found
 
 
@@ -187,9 +188,8 @@ def media_of(items: list[Any]) -> list[Any]:
     """All fields of a batch with pictures; of the pixels the shape, and means of all, the first and the last row."""
     found = batch_of(items)
     for fields, item in zip(found, items, strict=True):
-        context = item["seq_ctx"]
-        media = {name: _attribute(context, name) for name in ("pixel_values", "image_grid_thw", "num_img_tokens")}
-        pixels, grids, fields["num_img_tokens"] = media.values()
+        media = (_attribute(item["seq_ctx"], name) for name in ("pixel_values", "image_grid_thw", "num_img_tokens"))
+        pixels, grids, fields["num_img_tokens"] = media
         fields["image_grid_thw"] = None if grids is None else _field(grids)
         if pixels is not None:
             means = [round(float(some.mean()), 3) for some in (pixels, pixels[0], pixels[-1])]
@@ -251,23 +251,17 @@ def preset_of(folder: Path, pieces: list[list[Any]], order: list[int], **setting
 
 
 @recorded("xtuner_preset", "xtuner")
-def _xtuner_preset(
-    folder: Path, lengths: list[list[int]], preset: dict[str, Any], world_size: int, batch: int
-) -> list[Any]:
+def _xtuner_preset(folder, lengths, preset, world_size, batch):
     """By rank, two epochs of the tokens of each pack, without padding."""
     given = preset_of(folder, **preset)
-    firsts = np.cumsum([0, *map(len, lengths)]).tolist()
-    sets = [Rows(of_one, first) for of_one, first in zip(lengths, firsts, strict=False)]
+    sets = sets_of(lengths)
     for number, one in enumerate(sets):
         vars(one)["path"] = str(folder / f"{number}.jsonl")
-    packs = xtuners_preset().PresetPackDataset(
-        sets, given["folder"], given["max_length"], f"{given['short']}", f"{given['long']}"
-    )
-    found = []
+    ways = f"{given['short']}", f"{given['long']}"
+    packs = xtuners_preset().PresetPackDataset(sets, given["folder"], given["max_length"], *ways)
+    kind, found = module_of("xtuner", "v1.datasets.preset_sampler").PresetSampler, []
     for rank in range(world_size):
-        sampler = module_of("xtuner", "v1.datasets.preset_sampler").PresetSampler(
-            packs, given["order"], batch, Mesh(rank, world_size)
-        )
+        sampler = kind(packs, given["order"], batch, Mesh(rank, world_size))
         items = [packs[number] for _ in range(2) for number in sampler]
         kept = [[item for item in pack if any(item["input_ids"])] for pack in items]
         found.append([runs_of([token for item in pack for token in item["input_ids"]]) for pack in kept])
