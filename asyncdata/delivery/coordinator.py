@@ -344,10 +344,8 @@ class Coordinator:
             raise error
 
         policy.pass_over(error)
-        ledger, reason = self.ledger, f"bad row {error.code}"
-        counters = ledger.counters
-        drops = {**counters.drops, reason: counters.drops.get(reason, 0) + 1}
-        counters = _structs.replace(counters, drops=drops, num_bad_rows=counters.num_bad_rows + 1)
+        ledger, number = self.ledger, self.ledger.counters.num_bad_rows + 1
+        counters = _structs.replace(ledger.counters.dropping(f"bad row {error.code}", 1), num_bad_rows=number)
         self._state = State(_structs.replace(ledger, counters=counters, buffer=without(ledger.buffer, [item])))
 
     def _samples(self, sample_range: SampleRange) -> list[Sample]:
@@ -360,11 +358,10 @@ class Coordinator:
         take = partial(deliver, samples_per_group=self.rules.samples_per_group, last_epoch=last_epoch)
         try:
             found = take(self.channel.items(ledger.head), ledger, num_groups, **limits)
-            if found is None or found.is_last or found.num_groups == num_groups:
-                return found
-
-            # Fewer: as if no more had been asked for, or bad rows after the last one were counted, and again on resume.
-            return take(self.channel.items(ledger.head), ledger, found.num_groups)
+            if found is not None and not found.is_last and found.num_groups < num_groups:
+                # As if no more had been asked for, or bad rows after the last one were counted, and again on resume.
+                return take(self.channel.items(ledger.head), ledger, found.num_groups)
+            return found
         except BadRowStop as stop:
             raise self._stopped_by(stop) from None
 
