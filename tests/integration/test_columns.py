@@ -94,6 +94,17 @@ def test_groups_in_the_rollout_buffer_keep_their_columns_through_a_snapshot(path
     assert back[0].columns["half"].dtype.metadata == {"dtype": "bfloat16"}
 
 
+def test_halves_of_jax_keep_their_bits(path):
+    import ml_dtypes
+
+    def halved(row):
+        return {"input_ids": [1], "half": np.array([1.5], ml_dtypes.bfloat16)}
+
+    halved.columns = (ad.Column("half", "bfloat16"),)
+    with make(path, halved, num_workers=0) as loader:
+        assert loader.get_next_batch(1)[0].columns["half"].tolist() == [0x3FC0]
+
+
 def test_columns_that_a_trainer_makes_up_are_refused_where_they_would_be_lost(path):
     with make(path) as loader:
         (group,) = loader.get_samples(1)

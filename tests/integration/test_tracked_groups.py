@@ -157,6 +157,22 @@ def test_to_wait_for_groups_that_are_out_is_no_wait_for_data_and_ends_with_the_l
     assert isinstance(anyio.run(run), LoaderClosedError)
 
 
+def test_what_is_out_may_come_back_when_only_rows_that_are_no_samples_are_left(tmp_path):
+    (path := tmp_path / "rows.jsonl").write_text('{"id": 0}\n' + '{"id":\n' * 50)
+    with (
+        make(path, epochs=1, shuffle=False, bad_rows="skip", buffer_size=1) as loader,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        loop = loader.groups(max_out=9)
+        group = next(loop)
+        again = threads.submit(next, loop)
+        until(lambda: loader.statistics().bad_rows_total == 50)
+        loader.add_samples([group])
+        assert numbers([again.result()]) == [0]
+        loader.consume([group])
+        assert next(loop, None) is None
+
+
 def test_a_plain_loop_waits_for_other_threads(rows):
     with make(rows, epochs=1) as loader, ThreadPoolExecutor(2) as threads:
         served = []

@@ -32,7 +32,7 @@ _NAMES = {
         "Ready RowError Scan StoreSpec TokenizeSpec Tokenized decode_job decode_reply"
     ),
     "core.plain_values": "from_builtins to_builtins",
-    "core.settings": "Settings prepared resolve_path tag_of",
+    "core.settings": "Settings naming_settings prepared resolve_path tag_of",
     "core.threads": "call_soon_in_this_loop no_op",
     "core.types": "SampleRange measured",
     "delivery.bad_rows": "_REASONS bad_row_error MassDrops without_text",

@@ -36,6 +36,21 @@ def test_a_name_that_there_is_not_is_refused_with_the_class_and_all_that_it_take
     assert not any(issubclass(getattr(ad, name), parts.Settings) for name in OF_SAMPLES), "a call more for each"
 
 
+def test_an_error_of_a_class_itself_is_not_taken_for_one_of_a_name():
+    class Struct(parts.Settings, frozen=True):
+        def __post_init__(self) -> None:
+            raise TypeError("its own")
+
+    class Plain:
+        @parts.naming_settings
+        def __init__(self) -> None:
+            raise TypeError("its own")
+
+    for kind in (Struct, Plain):
+        with pytest.raises(TypeError, match="^its own$"):
+            kind()
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
