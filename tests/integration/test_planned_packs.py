@@ -18,7 +18,7 @@ from tests.support import column_fns
 from tests.support.column_fns import NumberedMedia
 from tests.support.faults import until
 from tests.support.loaders import make as make_loader
-from tests.support.loading import NEVER_S, kills, logged, numbered, tokens_of, with_one_more, write_rows
+from tests.support.loading import NEVER_S, kills, logged, numbered, row_id, tokens_of, with_one_more, write_rows
 from tests.support.parts import change
 from tests.support.ranks import Batch, Ranks, Step, make, stream
 
@@ -330,6 +330,18 @@ def test_new_weights_begin_at_the_same_sample_whatever_each_rank_has_read_ahead(
     assert [continued(0, 6), continued(1, 200)] == wanted
     pieces = [piece for found in wanted for batch in found for piece in batch]
     assert len(set(pieces)) == len(pieces)
+
+
+def test_the_end_of_an_epoch_is_passed_with_the_batch_after_it_however_many_samples_were_asked_for(tmp_path):
+    """An epoch is one batch. New weights decide where it ends, so it has not ended yet."""
+    parts = {name: write_rows(tmp_path / f"{name}.jsonl", 2) for name in ("code", "math")}
+    mix = Mix({name: Part(path, when_done="leave", max_epochs=1) for name, path in parts.items()})
+    knobs = {"tokenize_fn": row_id, "packing": HardPacking(max_length=1), "shuffle": False}
+    places = []
+    for buffer_size in (None, 1):
+        _, states = batches(mix, number=3, buffer_size=buffer_size, **knobs)
+        places.append([(state["position"], state["mixture"]["schedule"]) for state in states])
+    assert places[0] == places[1]
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("soft", 0), ("samples", 2)])
