@@ -15,7 +15,7 @@ from asyncdata import AsyncDataLoader, Sample, SoftPacking, Status
 from asyncdata.errors import ConfigError, EndOfData, FilterError, InvalidGroupError, LoaderClosedError, SnapshotError
 from tests.support.faults import until
 from tests.support.loaders import gated, is_wanted, make
-from tests.support.loading import ids, order_of, row_id, waits_for_a_file
+from tests.support.loading import ids, order_of, row_id, waits_for_a_file, write_rows
 
 NUM_ROWS, SIZE = 24, 2
 
@@ -71,6 +71,38 @@ def test_a_short_last_batch_stays_dropped_after_a_restart_before_it_and_is_count
         with pytest.raises(EndOfData):
             loader.get_samples(1)
         assert loader.statistics().dropped_total == {"drop_last": 4}
+
+
+def test_what_is_acknowledged_comes_no_more_also_if_it_was_the_first_of_its_call(rows):
+    with make(rows, commit="on_ack", shuffle=False) as loader:
+        loader.ack(loader.get_samples(3)[:1])
+        state = loader.state_dict()
+    with make(rows, commit="on_ack", shuffle=False) as loader:
+        loader.load_state_dict(state)
+        assert numbers(loader.get_samples(3)) == [1, 2, 3]
+
+
+def test_an_epoch_of_which_all_is_acknowledged_or_excluded_is_followed_by_the_next(tmp_path):
+    path, knobs = write_rows(tmp_path / "rows.jsonl", 3), {"commit": "on_ack", "shuffle": False}
+    with make(path, **knobs) as loader:
+        groups = loader.get_samples(3)
+        loader.ack(groups[1:])
+        loader.exclude(groups[:1])
+        state = loader.state_dict()
+    with make(path, **knobs) as loader:
+        loader.load_state_dict(state)
+        assert [ids(group) for group in loader.get_samples(2)] == [[1], [2]]
+
+
+def test_a_short_last_batch_that_is_dropped_leaves_in_the_buffer_what_was_given_back(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", 3)
+    with make(path, epochs=1, drop_last=True, shuffle=False) as loader:
+        groups = loader.get_samples(2)
+        loader.add_samples(groups[:1])
+        with pytest.raises(EndOfData) as end:
+            loader.get_samples(3)
+        assert end.value.groups == []
+        assert loader.get_samples(1) == groups[:1]
 
 
 def test_numbers_go_on_after_groups_that_were_out_where_another_epoch_is_begun_after_a_restart(rows):
