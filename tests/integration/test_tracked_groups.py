@@ -82,6 +82,12 @@ def test_what_is_acknowledged_comes_no_more_also_if_it_was_the_first_of_its_call
         assert numbers(loader.get_samples(3)) == [1, 2, 3]
 
 
+def test_groups_of_many_calls_are_acknowledged_in_one(rows):
+    with make(rows, commit="on_ack") as loader:
+        loader.ack([group for _ in range(3) for group in loader.get_samples(2)])
+        assert loader.statistics().leased_requests == 0
+
+
 def test_an_epoch_of_which_all_is_acknowledged_or_excluded_is_followed_by_the_next(tmp_path):
     path, knobs = write_rows(tmp_path / "rows.jsonl", 3), {"commit": "on_ack", "shuffle": False}
     with make(path, **knobs) as loader:
