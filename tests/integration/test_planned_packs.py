@@ -332,6 +332,15 @@ def test_new_weights_begin_at_the_same_sample_whatever_each_rank_has_read_ahead(
     assert len(set(pieces)) == len(pieces)
 
 
+@pytest.mark.parametrize("kind", PACKINGS)
+def test_where_a_restart_reads_follows_from_the_batches_alone(data, kind):
+    mix, places = mix_of(data, OLD), []
+    for buffer_size in (None, 1):
+        _, states = batches(mix, buffer_size=buffer_size, **PACKINGS[kind])
+        places.append([state["position"] for state in states])
+    assert places[0] == places[1]
+
+
 def test_the_end_of_an_epoch_is_passed_with_the_batch_after_it_however_many_samples_were_asked_for(tmp_path):
     """An epoch is one batch. New weights decide where it ends, so it has not ended yet."""
     parts = {name: write_rows(tmp_path / f"{name}.jsonl", 2) for name in ("code", "math")}
