@@ -362,7 +362,7 @@ def epoch_to_begin(saved: Snapshot, ledger: Ledger, changed: Collection[str]) ->
     num_left_out = None if saved.rows_left is msgspec.UNSET else saved.rows_left
     if saved.packing:  # rows after the saved position may be in packs that are delivered already
         num_delivered, num_left_out = saved.packing.epoch_packs, None
-        place = Position(saved.packing.epoch, row=num_delivered)
+        place = Position(saved.packing.epoch, row=num_delivered)  # in packs
     elif (reached := ledger.served.positions.get("", place)) > place:  # groups that were out are not known any more
         place, num_delivered, num_left_out = reached, None, None
     epoch = place.epoch

@@ -319,8 +319,8 @@ class _OnlineBatches(PackBatches):
             point = _point_of(request.before.settled())  # where a restart reads follows from them, too
             progress = self._packs.pushed(progress, arrived[: again or None], point, self._share.size)
             number = again or num_until(arrived, progress.last)
-            is_full = progress.num_ready >= self._share.size
-            if number < len(samples) or (is_full and _is_drained(request.after, progress)):  # nor an end after it
+            ends_epoch = progress.num_ready >= self._share.size and _is_drained(request.after, progress)
+            if number < len(samples) or ends_epoch:  # the end of the epoch is passed with the batch after it
                 self._coordinator.shorten(request, number)
             if again:
                 return self._commit(request, progress)

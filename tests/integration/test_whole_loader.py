@@ -800,10 +800,8 @@ class WholeLoader(RuleBasedStateMachine):
         self.run(f"every(loaders, lambda _, loader: {load}, {allow}))")
         self.model.restore(self.states[-1])
         if what != "renamed":
-            epoch, reached = (
-                self.names["loader"].epoch,
-                self.model.now.epoch if self.packs_nothing else self.model.epoch,
-            )
+            epoch = self.names["loader"].epoch
+            reached = self.model.now.epoch if self.packs_nothing else self.model.epoch
             assert epoch in (reached, reached + 1), self.failed(epoch, reached)
             self.model.begin_with_other(epoch, is_data=what == "data")
         self.restored = self.progress, self.names["loader"].epoch
